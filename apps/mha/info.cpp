@@ -1,0 +1,91 @@
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <c10/core/DefaultDtype.h>
+#include <fmt/format.h>
+#include <mha/version.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "text.h"
+
+namespace mha::cli {
+namespace {
+
+struct Kernel {
+  std::string name, what;
+  bool active;
+};
+
+/// Every path that computes attention, the one that a call takes today marked active.
+std::vector<Kernel> kernels() {
+  return {{"plain", "composition in ATen calls; any device and dtype", true}};
+}
+
+/// What stands between `key` and `end` in one of LibTorch's own reports, "unknown" if absent.
+std::string value_in(const std::string& report, const std::string& key, char end) {
+  const size_t found = report.find(key);
+  if (found == std::string::npos) return "unknown";
+  const size_t begin = found + key.size();
+  return report.substr(begin, report.find(end, begin) - begin);
+}
+
+nlohmann::ordered_json information() {
+  nlohmann::ordered_json kernel_list = nlohmann::ordered_json::array();
+  for (const Kernel& kernel : kernels()) {
+    kernel_list.push_back(
+        {{"name", kernel.name}, {"what", kernel.what}, {"active", kernel.active}});
+  }
+  return {
+      {"version", version()},
+      {"libtorch",
+       {{"compiled", torch_version()},
+        {"running", value_in(at::show_config(), "TORCH_VERSION=", ',')}}},
+      {"threads", at::get_num_threads()},
+      {"parallel_backend", value_in(at::get_parallel_info(), "ATen parallel backend: ", '\n')},
+      {"cpu_capability", at::get_cpu_capability()},
+      {"default_dtype", dtype_text(c10::get_default_dtype_as_scalartype())},
+      {"kernels", kernel_list},
+  };
+}
+
+std::string text(const nlohmann::ordered_json& info) {
+  const auto value = [](const nlohmann::ordered_json& json) { return json.get<std::string>(); };
+  std::string lines;
+  const auto line = [&lines](const char* name, const std::string& content) {
+    lines += fmt::format("{:<17}{}\n", name, content);
+  };
+  line("mha", value(info["version"]));
+  line("LibTorch", fmt::format("{} (compiled against {})", value(info["libtorch"]["running"]),
+                               value(info["libtorch"]["compiled"])));
+  line("threads",
+       fmt::format("{} ({})", info["threads"].get<int>(), value(info["parallel_backend"])));
+  line("CPU capability", value(info["cpu_capability"]));
+  line("default dtype", value(info["default_dtype"]));
+  const char* name = "kernels";
+  for (const auto& kernel : info["kernels"]) {
+    line(name, fmt::format("{} {}: {}", kernel["active"].get<bool>() ? "*" : " ",
+                           value(kernel["name"]), value(kernel["what"])));
+    name = "";
+  }
+  return lines + "                 (* active)\n";
+}
+
+}  // namespace
+
+Command info_command(CLI::App& program) {
+  const auto json = std::make_shared<bool>(false);
+  CLI::App* app = program.add_subcommand("info", "Show versions, threads and kernels");
+  app->add_flag("--json", *json, "Write JSON");
+  app->footer("Example: mha info");
+  return {app, [json] {
+            const nlohmann::ordered_json info = information();
+            fmt::print("{}", *json ? json_text(info) : text(info));
+            return kSuccess;
+          }};
+}
+
+}  // namespace mha::cli

@@ -1,0 +1,86 @@
+#include <c10/util/Exception.h>
+#include <fmt/core.h>
+#include <mha/version.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "command.h"
+
+namespace mha::cli {
+namespace {
+
+/// The message on one line, however many it came on.
+std::string one_line(const std::string& message) {
+  std::string line;
+  for (const char c : message) {
+    const bool blank = c == '\n' || c == '\r' || c == '\t' || c == ' ';
+    if (!blank) {
+      line += c;
+    } else if (!line.empty() && line.back() != ' ') {
+      line += ' ';
+    }
+  }
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
+ExitCode report_error(const std::string& message) {
+  fmt::print(stderr, "mha: error: {}\n", one_line(message));
+  return kError;
+}
+
+/// Parses the arguments and runs the command that they name.
+ExitCode run_program(int argc, const char* const* argv) {
+  CLI::App program("Multi-head attention for LibTorch.", "mha");
+  program.set_version_flag("--version", "mha " + version(), "Print the version and exit");
+  program.require_subcommand(0, 1);  // none: the message below names them
+  program.footer(
+      "Example: mha demo\n"
+      "Exit codes: 0 success, 1 a difference above the tolerance, 2 an error.");
+  const std::array commands = {demo_command(program), run_command(program),
+                               info_command(program)};
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::CallForVersion& asked) {
+    fmt::print("{}\n", asked.what());
+    return kSuccess;
+  } catch (const CLI::CallForHelp& asked) {
+    program.exit(asked);
+    return kSuccess;
+  } catch (const CLI::ParseError& error) {
+    std::string help = "mha";
+    for (const Command& command : commands) {
+      if (command.app->parsed()) help += " " + command.app->get_name();
+    }
+    return report_error(fmt::format("{} (see {} --help)", error.what(), help));
+  }
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return command.run();
+  }
+  return report_error("expected a command, demo, run or info (see mha --help)");
+}
+
+}  // namespace
+}  // namespace mha::cli
+
+int main(int argc, char** argv) {
+  using namespace mha::cli;
+  ExitCode code = kError;
+  try {
+    code = run_program(argc, argv);
+  } catch (const c10::Error& error) {
+    return report_error(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return report_error(error.what());
+  }
+  // A full disk or a closed pipe shows only here.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return report_error(fmt::format("cannot write to standard output: {}", strerror(errno)));
+  }
+  return code;
+}

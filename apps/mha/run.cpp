@@ -1,0 +1,183 @@
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/ranges.h>
+#include <mha/multi_head_attention.h>
+#include <mha/weight_file.h>
+#include <weights/safetensors.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "layer_input.h"
+#include "mask_options.h"
+#include "text.h"
+#include "validators.h"
+
+namespace mha::cli {
+namespace {
+
+struct RunArguments {
+  std::string weights, prefix, layout, input, output;
+  std::optional<int64_t> heads;
+  std::string maps = "per_head";
+  MaskOptions mask;
+  bool json = false;
+};
+
+constexpr std::array kLayouts = {Layout::native, Layout::torch, Layout::bert};
+constexpr std::array kMaps = {Weights::none, Weights::averaged, Weights::per_head};
+
+/// The names of enumerators, as their `operator<<` writes them.
+template <typename Values>
+std::vector<std::string> names_of(const Values& values) {
+  std::vector<std::string> names;
+  for (const auto value : values) names.push_back(stream_text(value));
+  return names;
+}
+
+/// The enumerator of that name; the parser has let only such names through.
+template <typename Values>
+auto named(const Values& values, const std::string& name) {
+  return *std::find_if(values.begin(), values.end(),
+                       [&](auto value) { return stream_text(value) == name; });
+}
+
+/// Writing over a file that the same call reads is always a slip.
+void check_output_is_no_input(const RunArguments& arguments) {
+  for (const std::string& read : {arguments.weights, arguments.input}) {
+    std::error_code ignored;  // a file that isn't there yet is no input
+    TORCH_CHECK(!std::filesystem::equivalent(arguments.output, read, ignored),
+                "--output: expected another file than ", read, ", which is read");
+  }
+}
+
+MultiHeadAttention load_layer(const RunArguments& arguments) {
+  WeightFileOptions where;
+  where.prefix(arguments.prefix);
+  if (!arguments.layout.empty()) where.layout(named(kLayouts, arguments.layout));
+  MultiHeadAttention module(options_from_file(arguments.weights, arguments.heads, where));
+  load(module, arguments.weights, where);
+  module->eval();
+  return module;
+}
+
+nlohmann::ordered_json described(const at::Tensor& tensor) {
+  return {{"shape", tensor.sizes().vec()}, {"dtype", dtype_text(tensor.scalar_type())}};
+}
+
+std::string text(const nlohmann::ordered_json& report) {
+  std::string lines;
+  const auto line = [&lines](const std::string& name, const std::string& content) {
+    lines += fmt::format("  {:<9}{}\n", name, content);
+  };
+  const auto tensor = [](const nlohmann::ordered_json& json) {
+    const auto shape = json["shape"].get<std::vector<int64_t>>();
+    return fmt::format("({}) {}", fmt::join(shape, ", "), json["dtype"].get<std::string>());
+  };
+  const nlohmann::ordered_json& layer = report["layer"];
+  const auto prefix = layer["prefix"].get<std::string>();
+  lines += fmt::format("{}{}{}\n", layer["file"].get<std::string>(), prefix.empty() ? "" : ": ",
+                       prefix);
+  line("layer", fmt::format("d_model {}, {} heads of size {}", layer["d_model"].get<int64_t>(),
+                            layer["heads"].get<int64_t>(), layer["head_dim"].get<int64_t>()));
+  for (const auto& [name, json] : report["inputs"].items()) line(name, tensor(json));
+  line("mask", report["mask"].get<std::string>());
+  lines += fmt::format("{}\n", report["output_file"].get<std::string>());
+  for (const auto& [name, json] : report["outputs"].items()) line(name, tensor(json));
+  const auto unused = report["unused_tensors"].get<std::vector<std::string>>();
+  if (!unused.empty()) {
+    lines += fmt::format("Not used: {} in {}\n", fmt::join(unused, ", "),
+                         report["input_file"].get<std::string>());
+  }
+  return lines;
+}
+
+ExitCode run_layer(const RunArguments& arguments) {
+  const c10::NoGradGuard no_grad;
+  check_output_is_no_input(arguments);
+  MultiHeadAttention module = load_layer(arguments);
+
+  LayerInput input(arguments.input);
+  const Mask mask =
+      arguments.mask.mask([&input](const std::string& name, const std::string& option) {
+        return input.tensor(name, option);
+      });
+  const LayerInput::Sequences names = input.sequences(arguments.mask.tensor_names());
+  const at::ScalarType dtype = module->W_q->weight.scalar_type();
+  const at::Tensor query = input.sequence(names.query, dtype);
+  const at::Tensor key = input.sequence(names.key, dtype);
+  const at::Tensor value = input.sequence(names.value, dtype);
+
+  const AttentionOutput result =
+      module->forward(query, key, value, mask, named(kMaps, arguments.maps));
+  detail::TensorFile file;
+  file.tensors["output"] = result.output;
+  if (result.weights.defined()) file.tensors["weights"] = result.weights;
+  detail::write_safetensors(arguments.output, file);
+
+  nlohmann::ordered_json report = {
+      {"layer",
+       {{"file", arguments.weights},
+        {"prefix", arguments.prefix},
+        {"d_model", module->options.d_model()},
+        {"heads", module->options.num_heads()},
+        {"head_dim", module->head_dim()}}},
+      {"input_file", arguments.input},
+      {"inputs", {{names.query, described(query)}}},
+      {"mask", stream_text(mask)},
+      {"output_file", arguments.output},
+      {"outputs", nlohmann::ordered_json::object()},
+      {"unused_tensors", input.unused()},
+  };
+  if (key.defined()) report["inputs"][names.key] = described(key);
+  if (value.defined()) report["inputs"][names.value] = described(value);
+  for (const auto& [name, tensor] : file.tensors) report["outputs"][name] = described(tensor);
+  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  return kSuccess;
+}
+
+}  // namespace
+
+Command run_command(CLI::App& program) {
+  const auto arguments = std::make_shared<RunArguments>();
+  CLI::App* app =
+      program.add_subcommand("run", "Run a layer from a weight file over input from a file");
+  const auto file = [app](const char* name, std::string& path, const char* what) {
+    app->add_option(name, path, what)->required()->type_name("FILE");
+  };
+  file("--weights", arguments->weights, "safetensors file with the layer");
+  app->add_option("--prefix", arguments->prefix, "Where the layer lies in that file");
+  one_of(app->add_option("--layout", arguments->layout,
+                         "How the weights are named; default: detected"),
+         names_of(kLayouts));
+  app->add_option("--heads", arguments->heads,
+                  "Number of heads, unless the weight file says it")
+      ->check(integer_from(1));
+  file("--input", arguments->input, "safetensors file with the input");
+  file("--output", arguments->output, "safetensors file for `output` and `weights`");
+  one_of(app->add_option("--maps", arguments->maps, "Which attention weights to write"),
+         names_of(kMaps))
+      ->capture_default_str();
+  app->add_flag("--json", arguments->json, "Write JSON");
+  arguments->mask.add_to(*app);
+  app->footer(
+      "Example: mha run --weights model.safetensors --prefix encoder.layer.0.attention \\\n"
+      "             --heads 12 --input x.safetensors --keep-keys attention_mask \\\n"
+      "             --output y.safetensors\n"
+      "The input: `query`, `key` and `value`; or `query` or `x` alone, or the file's only "
+      "tensor,\n"
+      "for self-attention. A mask option's TENSOR is the name of another tensor in that file.\n"
+      "Masks combine: a key must be allowed by all of them. Where there are more keys than\n"
+      "queries, the last query stands at the last key; with top_left, the first at the first.");
+  return {app, [arguments] { return run_layer(*arguments); }};
+}
+
+}  // namespace mha::cli

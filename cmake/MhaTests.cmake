@@ -1,0 +1,31 @@
+# mha_add_test(<name> SOURCES <file>... [LIBS <target>...])
+#
+# One GoogleTest executable, every test of it known to ctest by its own name. Sources see tests/
+# and src/, since internals are tested too, and need not include what the shared precompiled
+# header holds, but should.
+include(GoogleTest)
+find_package(GTest REQUIRED)
+
+function(mha_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
+    message(FATAL_ERROR "mha_add_test(${name}): expected SOURCES <file>... [LIBS <target>...]")
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE mha_test_settings ${arg_LIBS})
+  target_precompile_headers(${name} REUSE_FROM mha_test_pch)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+endfunction()
+
+# Torch's and GoogleTest's headers cost 15 to 20 seconds a file, so they are compiled once. A
+# precompiled header fits only targets with the same options: all of them come from here.
+add_library(mha_test_settings INTERFACE)
+target_include_directories(mha_test_settings INTERFACE
+  ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(mha_test_settings INTERFACE
+  mha::mha mha::openmp mha_warnings GTest::gtest_main)
+
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/mha_test_pch.cpp CONTENT "")
+add_library(mha_test_pch OBJECT ${CMAKE_CURRENT_BINARY_DIR}/mha_test_pch.cpp)
+target_link_libraries(mha_test_pch PRIVATE mha_test_settings)
+target_precompile_headers(mha_test_pch PRIVATE <gtest/gtest.h> <torch/torch.h>)

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <vector>
+
+namespace mha {
+
+/// Which keys each query may attend to, and what is added to its scores.
+///
+/// A `Mask` is a value. What a tensor's elements mean is in the name of the constructor and is
+/// never guessed from its dtype. `a & b` combines two masks: a key must be allowed by both, and
+/// added terms sum. A default-constructed mask allows everything.
+///
+/// | constructor          | an element means                                   | dtype    |
+/// shape         | | -------------------- | --------------------------------------------------
+/// | -------- | ------------- | | `keep(t)`            | 0 blocks, everything else may attend
+/// | any      | tensor shapes | | `block(t)`           | true blocks | bool     | tensor shapes
+/// | | `add(t)`             | added to the scaled scores; -inf blocks            | floating |
+/// tensor shapes | | `keep_keys(t)`       | 0 marks padding, everything else is a real key |
+/// any      | (N, S) or (S) | | `block_keys(t)`      | true marks padding | bool     | (N, S)
+/// or (S) | | `lengths(t)`         | keys at an index >= length are padding             |
+/// integer  | (N)           | | `causal(alignment)`  | a query sees the keys up to its own
+/// position       |          |               | | `window(left, right)`| a query sees this far
+/// to either side of itself     |          |               |
+///
+/// Tensor shapes: (L, S); (N, L, S); (N*H, L, S) with index n*H + h; (N or 1, H or 1, L, S).
+/// The first dimension of a 3-D tensor is the batch or N*H, never the heads alone; where N =
+/// N*H the two readings agree. N is the batch size, H the number of heads, L the number of
+/// queries, S the number of keys. Nothing else broadcasts.
+///
+/// A query that may attend to nothing gets weights 0 and attention output 0, and no gradient
+/// flows through it. A blocked key or value never reaches a result or a gradient, even if it is
+/// NaN or infinite.
+///
+/// What does not depend on the sizes of a call (dtype, window extent) is checked by the named
+/// constructor, the rest by the call that uses the mask. Both throw `c10::Error`.
+class Mask {
+ public:
+  /// How query positions map to key positions when L != S. With `bottom_right` the last query
+  /// stands at the last key, which is what decoding with a key/value cache needs. With
+  /// `top_left` the first query stands at the first key, as in torch's `is_causal`.
+  enum class Alignment { bottom_right, top_left };
+
+  /// Allows everything.
+  Mask() = default;
+
+  /// 0 blocks, any other value (NaN included) may attend. Any dtype.
+  /// The meaning of `mask == 0` in from-scratch code and of a bool mask in torch's
+  /// `scaled_dot_product_attention`.
+  static Mask keep(const at::Tensor& mask);
+
+  /// true blocks. The meaning of a bool `attn_mask` of `torch.nn.MultiheadAttention`.
+  /// Throws if the dtype is not bool.
+  static Mask block(const at::Tensor& mask);
+
+  /// Added to the scaled scores; -inf blocks. The values are brought to the precision of the
+  /// scores, and gradients flow into the tensor. Throws if the dtype is not floating.
+  static Mask add(const at::Tensor& mask);
+
+  /// One element a key: 0 is padding, any other value a real key. Any dtype; (N, S) or (S).
+  /// The meaning of `attention_mask` in Hugging Face models.
+  static Mask keep_keys(const at::Tensor& mask);
+
+  /// One element a key: true is padding. (N, S) or (S).
+  /// The meaning of `key_padding_mask` in torch. Throws if the dtype is not bool.
+  static Mask block_keys(const at::Tensor& mask);
+
+  /// Keys of sample n at index >= lengths[n] are padding. (N) integers, 0 <= length <= S.
+  /// Throws if the dtype is not an integer type.
+  static Mask lengths(const at::Tensor& lengths);
+
+  /// A query sees no key after its own position i': key j is allowed where j <= i',
+  /// i' = i + S - L with `bottom_right` and i' = i with `top_left`.
+  static Mask causal(Alignment alignment = Alignment::bottom_right);
+
+  /// Key j is allowed where i' - left <= j <= i' + right; -1 leaves that side open. i' is the
+  /// aligned query position as in `causal`. Throws if an extent is below -1.
+  static Mask window(int64_t left, int64_t right,
+                     Alignment alignment = Alignment::bottom_right);
+
+  /// Both masks hold: a key must be allowed by each, and added terms sum.
+  friend Mask operator&(const Mask& a, const Mask& b);
+
+  /// Whether no term was ever given, so that every query may attend to every key.
+  bool allows_everything() const { return terms_.empty(); }
+
+  /// One named constructor's call. `Mask` is the list of them that must all hold.
+  struct Term {
+    enum class Kind { keep, block, add, keep_keys, block_keys, lengths, causal, window };
+    Kind kind;
+    at::Tensor tensor;                              // undefined for causal and window
+    int64_t left = -1, right = -1;                  // extent of a band, -1: open
+    Alignment alignment = Alignment::bottom_right;  // of a band
+  };
+  const std::vector<Term>& terms() const { return terms_; }
+
+ private:
+  explicit Mask(Term term);
+  std::vector<Term> terms_;
+};
+
+/// Writes the terms, for example `causal(bottom_right) & keep_keys(Long [2, 7])`.
+std::ostream& operator<<(std::ostream& stream, const Mask& mask);
+
+}  // namespace mha

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <mha/mask.h>
+#include <mha/scaled_dot_product_attention.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+
+namespace mha {
+
+namespace detail {
+/// Asks for a module whose parameters have no values yet.
+struct Undrawn {};
+class PackedWeights;
+}  // namespace detail
+
+/// Options of `MultiHeadAttention`. Checked by the module's constructor.
+struct MultiHeadAttentionOptions {
+  MultiHeadAttentionOptions(int64_t d_model, int64_t num_heads);
+
+  /// Width E of query and output.
+  TORCH_ARG(int64_t, d_model);
+  /// Number of heads H.
+  TORCH_ARG(int64_t, num_heads);
+  /// Size D of one head. Default: d_model / num_heads, which must then divide.
+  TORCH_ARG(std::optional<int64_t>, head_dim);
+  /// Width of key. Default: d_model.
+  TORCH_ARG(std::optional<int64_t>, kdim);
+  /// Width of value. Default: d_model.
+  TORCH_ARG(std::optional<int64_t>, vdim);
+  /// Whether the four projections have a bias.
+  TORCH_ARG(bool, bias) = true;
+  /// Probability in [0, 1] with which a weight is dropped in training mode.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// Append one learned key and value, `bias_k` and `bias_v`, (1, 1, H * D), to every sequence.
+  TORCH_ARG(bool, add_bias_kv) = false;
+  /// Append one key and value of zeros to every sequence.
+  TORCH_ARG(bool, add_zero_attn) = false;
+  /// Inputs and output are (N, L, E); false: (L, N, E).
+  TORCH_ARG(bool, batch_first) = true;
+  /// Multiplies q . k before the softmax. Default: 1 / sqrt(D).
+  TORCH_ARG(std::optional<double>, scale);
+  /// The weights that a call without the argument returns.
+  TORCH_ARG(Weights, weights) = Weights::per_head;
+  /// Return the weights as dropout left them (as torch does) instead of before dropout.
+  TORCH_ARG(bool, weights_after_dropout) = false;
+  /// dtype of the parameters. Default: torch's default dtype.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype);
+  /// Device of the parameters. Default: the CPU.
+  TORCH_ARG(std::optional<at::Device>, device);
+};
+
+/// Multi-head attention:
+///
+///     head_h = softmax(scale * (query W_q)_h (key W_k)_h^T) (value W_v)_h
+///     output = concat(head_0 .. head_{H-1}) W_o
+///
+/// Parameters, in the order in which they are created, with `torch.nn.Linear`'s initialisation,
+/// so that one seed gives the numbers that the same four `nn.Linear` give in Python:
+///
+/// | name             | shape                                   |
+/// | ---------------- | --------------------------------------- |
+/// | `W_q`            | Linear(d_model -> H * D)                |
+/// | `W_k`            | Linear(kdim -> H * D)                   |
+/// | `W_v`            | Linear(vdim -> H * D)                   |
+/// | `W_o`            | Linear(H * D -> d_model)                |
+/// | `bias_k, bias_v` | (1, 1, H * D), with `add_bias_kv`       |
+///
+/// The appended keys of `add_bias_kv` and `add_zero_attn` (in this order) come after the S
+/// given ones and are open to every query whatever the mask says; the weights then have S + 1
+/// or S + 2 columns. Masks always refer to the S given keys.
+///
+/// Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; the meaning of the
+/// options is that of `torch.nn.MultiheadAttention`.
+class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImpl> {
+ public:
+  /// Throws `c10::Error` naming the first option that has no sensible meaning.
+  explicit MultiHeadAttentionImpl(MultiHeadAttentionOptions options);
+  MultiHeadAttentionImpl(int64_t d_model, int64_t num_heads)
+      : MultiHeadAttentionImpl(MultiHeadAttentionOptions(d_model, num_heads)) {}
+  /// For code that gives every parameter its value at once; draws no random numbers.
+  MultiHeadAttentionImpl(MultiHeadAttentionOptions options, detail::Undrawn);
+
+  /// | tensor  | shape                                                           |
+  /// | ------- | --------------------------------------------------------------- |
+  /// | query   | (N, L, E), unbatched (L, E); with `batch_first(false)` (L, N, E) |
+  /// | key     | (N, S, kdim), (S, kdim) or (S, N, kdim) alike                    |
+  /// | value   | (N, S, vdim), (S, vdim) or (S, N, vdim) alike                    |
+  /// | output  | as query                                                        |
+  /// | weights | (N, H, L, S) or (N, L, S), without N if unbatched               |
+  ///
+  /// With `key` and `value` left out it is self-attention, the same as `forward(x, x, x)`.
+  /// `mask`: see `Mask`. `weights`: what to return; default: the option of that name.
+  /// A query that may attend to nothing gives the output projection's bias.
+  /// Throws `c10::Error` that names the argument, what was expected and what was found.
+  AttentionOutput forward(const at::Tensor& query, const at::Tensor& key = {},
+                          const at::Tensor& value = {}, const Mask& mask = {},
+                          std::optional<Weights> weights = std::nullopt);
+
+  /// Registers the parameters, without values. Called once, by the constructor.
+  void reset() override;
+
+  /// Draws all parameters as at construction: `torch.nn.Linear`'s initialisation for the four
+  /// projections, Xavier normal for `bias_k` and `bias_v`.
+  void reset_parameters();
+
+  /// A deep copy with equal values, training mode and frozen flags, on `device` if given.
+  /// Draws no random numbers.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+
+  /// Writes `mha::MultiHeadAttention(...)` with every option.
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Size D of one head.
+  int64_t head_dim() const;
+
+  MultiHeadAttentionOptions options;
+  torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr};
+  at::Tensor bias_k, bias_v;
+
+ private:
+  // The projections' weights as the CPU kernels want them; noticed when they change.
+  std::shared_ptr<detail::PackedWeights> packed_weights_;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())},
+                           {2, torch::nn::AnyValue(at::Tensor())},
+                           {3, torch::nn::AnyValue(Mask())},
+                           {4, torch::nn::AnyValue(std::optional<Weights>())})
+};
+
+/// Holder of a `MultiHeadAttentionImpl`, used like any module of `torch::nn`.
+TORCH_MODULE(MultiHeadAttention);
+
+}  // namespace mha

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <mha/mask.h>
+#include <torch/arg.h>
+
+#include <iosfwd>
+#include <optional>
+
+namespace mha {
+
+/// Which attention weights a call returns.
+enum class Weights {
+  none,      ///< none: the result's `weights` is an undefined tensor
+  averaged,  ///< the mean over heads, (N, L, S)
+  per_head,  ///< every head's own map, (N, H, L, S)
+};
+std::ostream& operator<<(std::ostream& stream, Weights weights);
+
+/// What an attention call returns. Unpacks as `auto [output, weights] = ...`.
+struct AttentionOutput {
+  at::Tensor output;   ///< the attended values
+  at::Tensor weights;  ///< the attention weights asked for; undefined with `Weights::none`
+};
+
+/// Options of `scaled_dot_product_attention`.
+struct AttentionOptions {
+  /// Multiplies q . k before the softmax. Default: 1 / sqrt(D). Must be finite.
+  TORCH_ARG(std::optional<double>, scale);
+  /// Probability in [0, 1] with which each weight is dropped; the others are multiplied by
+  /// 1 / (1 - dropout). Applied whenever it is above 0: there is no training mode here.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// Which weights to return.
+  TORCH_ARG(Weights, weights) = Weights::per_head;
+  /// Return the weights as dropout left them (as torch does) instead of before dropout, where
+  /// the rows sum to 1.
+  TORCH_ARG(bool, weights_after_dropout) = false;
+};
+
+/// Attention of `query` over `key` and `value`:
+///
+///     output = dropout(softmax(scale * query @ key^T + added, over the allowed keys)) @ value
+///
+/// | tensor  | shape                                              |
+/// | ------- | -------------------------------------------------- |
+/// | query   | (..., H, L, D)                                     |
+/// | key     | (..., Hk, S, D)                                    |
+/// | value   | (..., Hk, S, Dv)                                   |
+/// | output  | (..., H, L, Dv), dtype of query                    |
+/// | weights | (..., H, L, S) or (..., L, S), dtype of query      |
+///
+/// The leading dimensions are equal for all three and may be absent; N, which the mask's shapes
+/// refer to, is their product (1 when absent). H must be a multiple of Hk: query head h uses
+/// key/value head h / (H / Hk), without a copy of the shared heads. L, S and N may be 0; with
+/// S = 0 the output is 0.
+///
+/// Tensors are floating (float32, float64, bfloat16, float16) and of one dtype and device; the
+/// half types are computed in float32. Any strides will do. A query that may attend to nothing
+/// gets output and weights 0 (see `Mask`).
+///
+/// Throws `c10::Error` that names the argument, what was expected and what was found.
+///
+/// Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1; grouped heads:
+/// Ainslie et al., "GQA", 2023.
+AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
+                                             const at::Tensor& value, const Mask& mask = {},
+                                             const AttentionOptions& options = {});
+
+}  // namespace mha

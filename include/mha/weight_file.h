@@ -1,0 +1,73 @@
+#pragma once
+
+#include <mha/multi_head_attention.h>
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+
+namespace mha {
+
+/// How the tensors of one attention layer are named and shaped in a weight file.
+///
+/// | layout   | names                                                                  |
+/// | -------- | ---------------------------------------------------------------------- |
+/// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`           |
+/// | `torch`  | `in_proj_weight` or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`; |
+/// |          | `in_proj_bias`, `out_proj.weight`, `out_proj.bias`, `bias_k`, `bias_v` |
+/// | `bert`   | `self.query.weight`, `self.key.weight`, `self.value.weight`,           |
+/// |          | `output.dense.weight`, and `.bias` of each                             |
+enum class Layout { native, torch, bert };
+std::ostream& operator<<(std::ostream& stream, Layout layout);
+
+/// Options of `load`, `save` and `options_from_file`.
+struct WeightFileOptions {
+  /// Where the layer lies in the file: `encoder.layer.0.attention` stands before a dot and the
+  /// layout's names. Empty: the names stand alone.
+  TORCH_ARG(std::string, prefix);
+  /// Default: for reading found from the names in the file, for `save` native.
+  TORCH_ARG(std::optional<Layout>, layout);
+};
+
+/// Copies the weights of one layer from a safetensors file into `module`.
+///
+/// Strict, and all or nothing: missing and unexpected tensors, shapes and dtypes that differ
+/// are all listed in one `c10::Error`, and the module is left as it was. Tensors outside the
+/// prefix are ignored, and so is, in the bert layout, `output.LayerNorm`, which is no part of
+/// attention. The dtype of the file must be that of the module; the device may differ. A number
+/// of heads that `save` left in the file must be the module's. Which parameters require
+/// gradients does not change.
+///
+/// The file is data and may be hostile: every size and offset is checked before it is used, and
+/// only the layer's own tensors are read.
+/// Source of the format: https://github.com/huggingface/safetensors
+void load(MultiHeadAttention& module, const std::string& path,
+          const WeightFileOptions& options = {});
+
+/// Writes the weights of `module` to a safetensors file that Python's `safetensors` reads. The
+/// file appears whole or not at all: it is written beside `path` and then renamed. Options that
+/// the shapes do not tell go into the file's metadata (`mha.num_heads`, `mha.dropout`, ...).
+/// Throws `c10::Error` if the layout cannot express the module (torch needs num_heads *
+/// head_dim = d_model, bert has no `bias_k`), or the file cannot be written.
+void save(const MultiHeadAttention& module, const std::string& path,
+          const WeightFileOptions& options = {});
+
+/// The options of the module that one layer of a safetensors file belongs to, so that
+///
+///     MultiHeadAttention module(options_from_file(path, 12, where));
+///     load(module, path, where);
+///
+/// needs no sizes. d_model, kdim, vdim, head_dim, bias, add_bias_kv and dtype follow from the
+/// names, shapes and dtypes of the tensors, the rest from the metadata that `save` writes;
+/// other writers leave none, and then the options keep their defaults. No shape tells
+/// `num_heads`: without the argument it comes from the metadata too. Reads the file's header
+/// only.
+///
+/// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
+/// or if `num_heads` is unknown, does not divide the width of the projections, or differs from
+/// the metadata.
+MultiHeadAttentionOptions options_from_file(const std::string& path,
+                                            std::optional<int64_t> num_heads = std::nullopt,
+                                            const WeightFileOptions& options = {});
+
+}  // namespace mha

@@ -1,0 +1,37 @@
+#include "attention.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+
+#include "attention_path.h"
+#include "fused_attention.h"
+#include "plain_attention.h"
+
+namespace mha::detail {
+namespace {
+
+AttentionCall resolve_options(const AttentionOptions& options, const at::Tensor& query) {
+  const double default_scale = 1.0 / std::sqrt(static_cast<double>(query.size(-1)));
+  AttentionCall call{options.scale().value_or(default_scale), options.dropout(), 0,
+                     options.weights(), options.weights_after_dropout()};
+  if (options.dropout() > 0 && query.device().is_cpu()) {
+    const auto seed = at::empty({1}, at::kLong).random_();
+    call.dropout_seed = static_cast<uint64_t>(seed.item<int64_t>());
+  }
+  return call;
+}
+
+}  // namespace
+
+AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& value, const ResolvedMask& mask,
+                          const AttentionOptions& options) {
+  const AttentionCall call = resolve_options(options, query);
+  if (choose_path(query, value, mask).path == Path::fused) {
+    return fused_attention(query, key, value, mask, call);
+  }
+  return plain_attention(query, key, value, mask, call);
+}
+
+}  // namespace mha::detail

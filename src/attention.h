@@ -1,0 +1,28 @@
+#pragma once
+
+#include <mha/scaled_dot_product_attention.h>
+
+#include <cstdint>
+
+#include "resolved_mask.h"
+
+namespace mha::detail {
+
+/// The options of one call with every default resolved and the random seed drawn.
+struct AttentionCall {
+  double scale;
+  double dropout;
+  uint64_t dropout_seed;  // of the CPU's counter-based generator; other devices draw their own
+  Weights weights;
+  bool weights_after_dropout;
+};
+
+/// The one place that chooses how attention is computed.
+///
+/// query (N, H, L, D), key (N, Hk, S, D), value (N, Hk, S, Dv), S including the mask's extra
+/// keys; output (N, H, L, Dv), weights as `options` says. All checked by the caller.
+AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& value, const ResolvedMask& mask,
+                          const AttentionOptions& options);
+
+}  // namespace mha::detail

@@ -1,0 +1,370 @@
+// Gradients of attention, blockwise, with the weights recomputed. Included once per ISA.
+//
+// One task is a key/value head of a sample with all query heads that share it, so that every
+// sum is formed by one thread in one order. For each tile of queries, queries in the lanes as
+// in the forward, and each block of keys:
+//   pass 1  weights = 2^(K Q^T - row_maximum) * row_factor    [key][query]
+//   pass 2  grad_weights = V grad_output^T                      [key][query]
+//   pass 3  grad_scores = weights * (grad_weights - delta)      [key][query]
+//   pass 4  grad_value += weights grad_output
+//           grad_key += grad_scores query
+//           grad_query += grad_scores^T key
+// where delta is the row sum of weights * grad_weights. In pass 4 the tile is the broadcast
+// side and the tensors are read as they lie, so only Q and grad_output are transposed, once a
+// tile.
+//
+// With few keys, passes 1 and 2 run over all of them before pass 3, which forms delta from the
+// very numbers it is subtracted from: where one key has nearly all the weight, little is left
+// of the difference. With many it is the row sum of grad_output * output, which is the same but
+// for rounding, and known beforehand.
+//
+// Source: Dao et al., "FlashAttention", 2022, appendix B.
+
+#if MHA_ISA_AVX512
+constexpr int wide_vectors = 4;
+#else
+constexpr int wide_vectors = 2;
+#endif
+constexpr int wide_rows = 6;
+
+// Up to here the weights and their gradients of a tile are kept for all keys.
+constexpr int64_t few_keys = 256;
+
+struct BackwardTile {
+  const AttentionBackward& args;
+  QueryTile at;
+  int64_t kv_head;
+  float *query, *grad_output;            // [D][tile], [Dv][tile]
+  float *weights, *grad_scores, *terms;  // [key][tile]
+  float* grad_query;                     // [tile][D]
+  bool keeps_all;                        // weights and grad_scores hold all keys
+  float maximum[tile], factor[tile], delta[tile];
+  TileDropout dropout;
+};
+
+MHA_INLINE bool keeps_all(const AttentionBackward& args) {
+  return args.keys <= few_keys;
+}
+MHA_INLINE int64_t kept_keys(const AttentionBackward& args) {
+  return keeps_all(args) ? max64(args.keys, key_block) : key_block;
+}
+
+template <int M, int V>
+MHA_INLINE void add_product_rows(int64_t depth, const float* a, int64_t a_m, int64_t a_k,
+                                 const float* b, int64_t b_k, float* sum, int64_t stride) {
+  Vec c[M][V];
+  load_block(sum, stride, c);
+  multiply_add<M, V>(depth, a, a_m, a_k, b, b_k, c);
+  store_block(sum, stride, c);
+}
+
+template <int V>
+static void add_product_panel(int64_t rows, int64_t depth, const float* a, int64_t a_m,
+                              int64_t a_k, const float* b, int64_t b_k, float* sum,
+                              int64_t stride) {
+  int64_t m = 0;
+  for (; m + wide_rows <= rows; m += wide_rows) {
+    add_product_rows<wide_rows, V>(depth, a + m * a_m, a_m, a_k, b, b_k, sum + m * stride,
+                                   stride);
+  }
+  for (; m + 2 <= rows; m += 2) {
+    add_product_rows<2, V>(depth, a + m * a_m, a_m, a_k, b, b_k, sum + m * stride, stride);
+  }
+  for (; m < rows; ++m) {
+    add_product_rows<1, V>(depth, a + m * a_m, a_m, a_k, b, b_k, sum + m * stride, stride);
+  }
+}
+
+// sum[m][c] += a[m * a_m + k * a_k] * b[k][c] over k, for `columns`, a multiple of lanes.
+static void add_product(int64_t rows, int64_t columns, int64_t depth, const float* a,
+                        int64_t a_m, int64_t a_k, const float* b, int64_t b_k, float* sum,
+                        int64_t stride) {
+  constexpr int64_t wide = wide_vectors * lanes;
+  int64_t c = 0;
+  for (; c + wide <= columns; c += wide) {
+    add_product_panel<wide_vectors>(rows, depth, a, a_m, a_k, b + c, b_k, sum + c, stride);
+  }
+  for (; c < columns; c += lanes) {
+    add_product_panel<1>(rows, depth, a, a_m, a_k, b + c, b_k, sum + c, stride);
+  }
+}
+
+// Calls finish(j, v, c) with the product rows[j] . columns[lane] for every key j and vector v.
+template <int V, typename Finish>
+MHA_INLINE void for_each_score(const float* rows, int64_t stride, int64_t keys, int64_t depth,
+                               const float* columns, const Finish& finish) {
+  int64_t j = 0;
+  for (; j + micro_rows <= keys; j += micro_rows) {
+    Vec c[micro_rows][V] = {};
+    multiply_add<micro_rows, V>(depth, rows + j * stride, stride, 1, columns, tile, c);
+#pragma GCC unroll 8
+    for (int m = 0; m < micro_rows; ++m) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) finish(j + m, v, c[m][v]);
+    }
+  }
+  for (; j < keys; ++j) {
+    Vec c[1][V] = {};
+    multiply_add<1, V>(depth, rows + j * stride, stride, 1, columns, tile, c);
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) finish(j, v, c[0][v]);
+  }
+}
+
+// The lane values of one block's vectors, from an array over the tile's lanes.
+template <int V>
+MHA_INLINE void load_lanes(const float* values, Vec (&v)[V]) {
+#pragma GCC unroll 3
+  for (int i = 0; i < V; ++i) v[i] = load(values + i * lanes);
+}
+
+// Where a block's rows lie in `weights` and `grad_scores`.
+MHA_INLINE int64_t block_offset(const BackwardTile& t, const KeyBlock& block) {
+  return t.keeps_all ? block.first * tile : 0;
+}
+
+// pass 1
+template <int V>
+static void recompute_weights(BackwardTile& t, const KeyBlock& block) {
+  const AttentionBackward& args = t.args;
+  const int64_t offset = block.first_vector * lanes;
+  const float* key = args.key.at(t.at.n, t.kv_head, block.first);
+  float* block_weights = t.weights + block_offset(t, block);
+  float* weights = block_weights + offset;
+  Vec maximum[V], factor[V];
+  load_lanes(t.maximum + offset, maximum);
+  load_lanes(t.factor + offset, factor);
+
+  if (block.adds) {
+    for_each_score<V>(
+        key, args.key.t, block.keys, args.head_dim, t.query + offset,
+        [&](int64_t j, int v, Vec c) { store(weights + j * tile + v * lanes, c); });
+    add_terms<V>(args.mask, t.at, block, t.terms, block_weights);
+    for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        float* weight = weights + j * tile + v * lanes;
+        store(weight, exp2(load(weight) - maximum[v]) * factor[v]);
+      }
+    }
+  } else {
+    for_each_score<V>(key, args.key.t, block.keys, args.head_dim, t.query + offset,
+                      [&](int64_t j, int v, Vec c) {
+                        store(weights + j * tile + v * lanes, exp2(c - maximum[v]) * factor[v]);
+                      });
+  }
+  if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
+}
+
+// pass 2, and pass 3 at once where delta is known.
+template <int V, bool DeltaKnown, bool Drops>
+static void weight_gradients(BackwardTile& t, const KeyBlock& block) {
+  const AttentionBackward& args = t.args;
+  const int64_t offset = block.first_vector * lanes;
+  float* weights = t.weights + block_offset(t, block) + offset;
+  float* gradients = t.grad_scores + block_offset(t, block) + offset;
+  Vec delta[V];
+  load_lanes(t.delta + offset, delta);
+  for_each_score<V>(args.value.at(t.at.n, t.kv_head, block.first), args.value.t, block.keys,
+                    args.value_dim, t.grad_output + offset, [&](int64_t j, int v, Vec c) {
+                      const int64_t at = j * tile + v * lanes;
+                      IntVec keep{};
+                      if constexpr (Drops) {
+                        keep = kept(t.dropout, block.first_vector + v, block.first + j,
+                                    args.dropout.threshold);
+                        c = keep ? c * args.dropout.factor : Vec{};
+                      }
+                      if constexpr (DeltaKnown) {
+                        const Vec weight = load(weights + at);
+                        c = weight * (c - delta[v]);
+                        if constexpr (Drops) {
+                          store(weights + at, keep ? weight * args.dropout.factor : Vec{});
+                        }
+                      }
+                      store(gradients + at, c);
+                    });
+}
+
+// A query that sees one key has weight e * (1 / e), which rounds to 1 or to the number below.
+// Then no gradient may flow through its score.
+template <int V>
+static void add_to_delta(BackwardTile& t, const KeyBlock& block) {
+  constexpr float below_one = 1.0f - 0x1p-24f;
+  const int64_t offset = block.first_vector * lanes;
+  float* weights = t.weights + block_offset(t, block) + offset;
+  const float* grad_weights = t.grad_scores + block_offset(t, block) + offset;
+  Vec delta[V];
+  load_lanes(t.delta + offset, delta);
+  for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const int64_t at = j * tile + v * lanes;
+      const Vec given = load(weights + at);
+      const Vec weight = given == broadcast(below_one) ? broadcast(1.0f) : given;
+      store(weights + at, weight);
+      delta[v] += weight * load(grad_weights + at);
+    }
+  }
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) store(t.delta + offset + v * lanes, delta[v]);
+}
+
+// pass 3 by itself
+template <int V>
+static void score_gradients(BackwardTile& t, const KeyBlock& block) {
+  const KernelDropout& dropout = t.args.dropout;
+  const int64_t offset = block.first_vector * lanes;
+  float* weights = t.weights + block_offset(t, block) + offset;
+  float* gradients = t.grad_scores + block_offset(t, block) + offset;
+  Vec delta[V];
+  load_lanes(t.delta + offset, delta);
+  for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const int64_t at = j * tile + v * lanes;
+      const Vec weight = load(weights + at);
+      store(gradients + at, weight * (load(gradients + at) - delta[v]));
+      if (!dropout.threshold) continue;
+      const IntVec keep =
+          kept(t.dropout, block.first_vector + v, block.first + j, dropout.threshold);
+      store(weights + at, keep ? weight * dropout.factor : Vec{});
+    }
+  }
+}
+
+// pass 4
+template <int V>
+static void add_products(BackwardTile& t, const KeyBlock& block) {
+  const AttentionBackward& args = t.args;
+  const int64_t offset = block.first_vector * lanes;
+  const float* weights = t.weights + block_offset(t, block) + offset;
+  float* block_gradients = t.grad_scores + block_offset(t, block);
+  const float* gradients = block_gradients + offset;
+  // 0 * NaN is NaN, and the delta of a query that sees NaN is.
+  if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_gradients);
+
+  const int64_t queries = min64(t.at.count - offset, V * lanes);
+  const int64_t first_query = t.at.first + offset;
+  add_product(block.keys, args.value_dim, queries, weights, tile, 1,
+              args.grad_output.at(t.at.n, t.at.h, first_query), args.grad_output.t,
+              args.grad_value.at(t.at.n, t.kv_head, block.first), args.grad_value.t);
+  add_product(block.keys, args.head_dim, queries, gradients, tile, 1,
+              args.query.at(t.at.n, t.at.h, first_query), args.query.t,
+              args.grad_key.at(t.at.n, t.kv_head, block.first), args.grad_key.t);
+  add_product(queries, args.head_dim, block.keys, gradients, 1, tile,
+              args.key.at(t.at.n, t.kv_head, block.first), args.key.t,
+              t.grad_query + offset * args.head_dim, args.head_dim);
+}
+
+// Few keys: passes 1 and 2 with delta's sum, then passes 3 and 4.
+template <int V>
+static void first_passes(BackwardTile& t, const KeyBlock& block) {
+  recompute_weights<V>(t, block);
+  if (t.args.dropout.threshold) {
+    weight_gradients<V, false, true>(t, block);
+  } else {
+    weight_gradients<V, false, false>(t, block);
+  }
+  add_to_delta<V>(t, block);
+}
+
+template <int V>
+static void last_passes(BackwardTile& t, const KeyBlock& block) {
+  score_gradients<V>(t, block);
+  add_products<V>(t, block);
+}
+
+template <int V>
+static void all_passes(BackwardTile& t, const KeyBlock& block) {
+  recompute_weights<V>(t, block);
+  if (t.args.dropout.threshold) {
+    weight_gradients<V, true, true>(t, block);
+  } else {
+    weight_gradients<V, true, false>(t, block);
+  }
+  add_products<V>(t, block);
+}
+
+static float dot(const float* a, const float* b, int64_t count) {
+  Vec sum = {};
+  for (int64_t i = 0; i < count; i += lanes) sum += load(a + i) * load(b + i);
+  float total = 0;
+  for (int i = 0; i < lanes; ++i) total += sum[i];
+  return total;
+}
+
+static void backward_tile(const AttentionBackward& args, const QueryTile& at, int64_t kv_head,
+                          float* scratch) {
+  BackwardTile t{args, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  t.query = scratch;
+  t.grad_output = t.query + args.head_dim * tile;
+  t.grad_query = t.grad_output + args.value_dim * tile;
+  t.weights = t.grad_query + args.head_dim * tile;
+  t.grad_scores = t.weights + kept_keys(args) * tile;
+  t.terms = t.grad_scores + kept_keys(args) * tile;
+  t.keeps_all = keeps_all(args);
+  load_tile(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
+            args.scale * log2e, t.query);
+  load_tile(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,
+            args.value_dim, 1.0f, t.grad_output);
+  const int64_t row = (at.n * args.heads + at.h) * args.queries + at.first;
+  for (int64_t i = 0; i < at.count; ++i) {
+    t.maximum[i] = args.row_maximum[row + i];
+    t.factor[i] = args.row_factor[row + i];
+    if (t.keeps_all) continue;
+    t.delta[i] = dot(args.grad_output.at(at.n, at.h, at.first + i),
+                     args.output.at(at.n, at.h, at.first + i), args.value_dim);
+  }
+  if (args.dropout.threshold) start_dropout(t.dropout, args.dropout.seed, row, at.count);
+  for (int64_t i = 0; i < tile * args.head_dim; ++i) t.grad_query[i] = 0;
+  if (t.keeps_all) {
+    walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+      MHA_FOR_VECTORS(block.vectors, first_passes, t, block);
+    });
+    walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+      MHA_FOR_VECTORS(block.vectors, last_passes, t, block);
+    });
+  } else {
+    walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+      MHA_FOR_VECTORS(block.vectors, all_passes, t, block);
+    });
+  }
+  for (int64_t i = 0; i < at.count; ++i) {
+    float* to = args.grad_query.at(at.n, at.h, at.first + i);
+    for (int64_t d = 0; d < args.head_dim; d += lanes) {
+      store(to + d, load(t.grad_query + i * args.head_dim + d) * args.scale);
+    }
+  }
+}
+
+static void backward_head(const AttentionBackward& args, int64_t index, float* scratch) {
+  const int64_t n = index / args.kv_heads, kv_head = index % args.kv_heads;
+  const int64_t group = args.heads / args.kv_heads, tiles = ceil_div(args.queries, tile);
+  for (int64_t j = 0; j < args.keys; ++j) {
+    float* grad_key = args.grad_key.at(n, kv_head, j);
+    for (int64_t d = 0; d < args.head_dim; d += lanes) store(grad_key + d, Vec{});
+    float* grad_value = args.grad_value.at(n, kv_head, j);
+    for (int64_t d = 0; d < args.value_dim; d += lanes) store(grad_value + d, Vec{});
+  }
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t first = i * tile;
+      backward_tile(args, {n, h, first, min64(tile, args.queries - first)}, kv_head, scratch);
+    }
+  }
+  for (int64_t j = 0; j < args.keys; ++j) {
+    float* grad_key = args.grad_key.at(n, kv_head, j);
+    for (int64_t d = 0; d < args.head_dim; d += lanes) {
+      store(grad_key + d, load(grad_key + d) * args.scale);
+    }
+  }
+}
+
+static int64_t backward_scratch(const AttentionBackward& args) {
+  return (2 * args.head_dim + args.value_dim + 2 * kept_keys(args) + key_block) * tile;
+}
+
+static void backward(const AttentionBackward& args, int64_t begin, int64_t end,
+                     float* scratch) {
+  for (int64_t i = begin; i < end; ++i) backward_head(args, i, scratch);
+}

@@ -1,0 +1,275 @@
+// Attention forward, blockwise with a running softmax. Included once per ISA (see vec.h).
+//
+// Everything of a tile lies transposed, queries in the lanes: query [D][tile], scores and
+// weights [key][tile], output [Dv][tile]. So the softmax has no horizontal step, and both
+// products are `multiply_add` with keys or values as the broadcast side, read from where they
+// lie.
+//
+// For each block of keys:
+//   pass 1  scores = K Q^T, with scale * log2(e) folded into Q
+//   pass 2  added terms and blocks where the block has some, running maximum per lane
+//   pass 3  weights = 2^(scores - maximum), sum per lane
+//   pass 4  output += V^T weights, of which dropout may take some
+// then output / sum is transposed back into rows.
+//
+// Weights that the caller wants stay in a strip until the last maximum and the sum are known.
+//
+// Source: Milakov & Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
+// "FlashAttention", 2022.
+
+// One tile's state.
+struct ForwardTile {
+  const AttentionForward& args;
+  QueryTile at;
+  int64_t kv_head;
+  float *query, *scores, *output, *terms, *dropped;  // scratch
+  float maximum[tile], sum[tile];
+  TileDropout dropout;
+  WeightStrip strip;
+};
+
+// pass 1 for M keys; keeps the largest score of each lane in `top`.
+template <int M, int V>
+MHA_INLINE void score_rows(const float* key, int64_t key_stride, int64_t depth,
+                           const float* query, float* scores, Vec (&top)[V]) {
+  Vec c[M][V] = {};
+  multiply_add<M, V>(depth, key, key_stride, 1, query, tile, c);
+  store_block(scores, tile, c);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) top[v] = max_drop_nan(top[v], c[m][v]);
+  }
+}
+
+template <int V>
+static void score_block(const float* key, int64_t key_stride, int64_t keys, int64_t depth,
+                        const float* query, float* scores, Vec (&top)[V]) {
+  int64_t j = 0;
+  for (; j + micro_rows <= keys; j += micro_rows) {
+    score_rows<micro_rows, V>(key + j * key_stride, key_stride, depth, query, scores + j * tile,
+                              top);
+  }
+  for (; j < keys; ++j) {
+    score_rows<1, V>(key + j * key_stride, key_stride, depth, query, scores + j * tile, top);
+  }
+}
+
+// pass 4 for M value dimensions.
+template <int M, int V>
+MHA_INLINE void output_rows(const float* value, int64_t value_stride, int64_t keys,
+                            const float* weights, float* output) {
+  Vec c[M][V];
+  load_block(output, tile, c);
+  multiply_add<M, V>(keys, value, 1, value_stride, weights, tile, c);
+  store_block(output, tile, c);
+}
+
+template <int V>
+static void output_block(const float* value, int64_t value_stride, int64_t keys,
+                         int64_t value_dim, const float* weights, float* output) {
+  int64_t d = 0;
+  for (; d + micro_rows <= value_dim; d += micro_rows) {
+    output_rows<micro_rows, V>(value + d, value_stride, keys, weights, output + d * tile);
+  }
+  for (; d < value_dim; ++d) {
+    output_rows<1, V>(value + d, value_stride, keys, weights, output + d * tile);
+  }
+}
+
+// Moves the running maximum to cover `top`, but only once a lane rose by more than `slack`:
+// until then weights grow up to 2^slack, which costs no precision. Maxima are integers, so that
+// the factors are powers of two and rescaling is exact.
+template <int V>
+MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first_vector) {
+  constexpr float slack = 8.0f;
+  const Vec minus_infinity = broadcast(-__builtin_inff());
+  Vec factor[V];
+  bool moved = false;
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) {
+    float* maximum = t.maximum + (first_vector + v) * lanes;
+    const Vec old = load(maximum);
+    const IntVec rises = top[v] > old + slack;
+    moved = moved || any(rises);
+    const Vec now = rises ? max_drop_nan(broadcast(lowest), ceil(top[v])) : old;
+    store(maximum, now);
+    // Where nothing was seen before, the sum and output are 0 whatever the factor.
+    factor[v] = rises ? (old == minus_infinity ? Vec{} : exp2(old - now)) : broadcast(1.0f);
+  }
+  if (!moved) return;
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) {
+    float* sum = t.sum + (first_vector + v) * lanes;
+    store(sum, load(sum) * factor[v]);
+  }
+  for (int64_t d = 0; d < t.args.value_dim; ++d) {
+    float* row = t.output + d * tile + first_vector * lanes;
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) store(row + v * lanes, load(row + v * lanes) * factor[v]);
+  }
+}
+
+// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf.
+template <int V, bool Blocks>
+MHA_INLINE void weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector) {
+  const Vec minus_infinity = broadcast(-__builtin_inff());
+  Vec maximum[V], sum[V];
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) {
+    const Vec m = load(t.maximum + (first_vector + v) * lanes);
+    maximum[v] = m == minus_infinity ? Vec{} : m;
+    sum[v] = load(t.sum + (first_vector + v) * lanes);
+  }
+  float* row = t.scores + first_vector * lanes;
+  for (int64_t j = 0; j < keys; ++j, row += tile) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const Vec score = load(row + v * lanes);
+      Vec weight = exp2(score - maximum[v]);
+      if constexpr (Blocks) weight = score == minus_infinity ? Vec{} : weight;
+      store(row + v * lanes, weight);
+      sum[v] += weight;
+    }
+  }
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) store(t.sum + (first_vector + v) * lanes, sum[v]);
+}
+
+// weights of a block, of which dropout takes some.
+template <int V>
+static void drop_weights(const ForwardTile& t, const KeyBlock& block, const float* weights,
+                         float* dropped) {
+  for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const int64_t lane = (block.first_vector + v) * lanes, at = j * tile + lane;
+      const IntVec keep =
+          kept(t.dropout, block.first_vector + v, block.first + j, t.args.dropout.threshold);
+      store(dropped + at, keep ? load(weights + at) : Vec{});
+    }
+  }
+}
+
+template <int V>
+static void attend_block(ForwardTile& t, const KeyBlock& block) {
+  const AttentionForward& args = t.args;
+  const int64_t offset = block.first_vector * lanes;
+  if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
+  Vec top[V];
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
+  score_block<V>(args.key.at(t.at.n, t.kv_head, block.first), args.key.t, block.keys,
+                 args.head_dim, t.query + offset, t.scores + offset, top);
+  if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, t.scores);
+  if (block.blocks) fill_blocked<V>(args.mask, t.at, block, -__builtin_inff(), t.scores);
+  if (block.adds || block.blocks) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
+    for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        top[v] = max_drop_nan(top[v], load(t.scores + j * tile + offset + v * lanes));
+      }
+    }
+  }
+  raise_maximum<V>(t, top, block.first_vector);
+  if (block.blocks) {
+    weigh_block<V, true>(t, block.keys, block.first_vector);
+  } else {
+    weigh_block<V, false>(t, block.keys, block.first_vector);
+  }
+  const float* weights = t.scores;
+  if (args.dropout.threshold) {
+    float* dropped = args.weights.data && !args.weights_after_dropout ? t.dropped : t.scores;
+    drop_weights<V>(t, block, t.scores, dropped);
+    weights = dropped;
+  }
+  output_block<V>(args.value.at(t.at.n, t.kv_head, block.first), args.value.t, block.keys,
+                  args.value_dim, weights + offset, t.output + offset);
+  if (args.weights.data) remember_block(t.strip, block, t.maximum);
+}
+
+// Divides by the sum and writes rows. A lane without any open key has sum 0 and gives 0.
+static void finish_tile(ForwardTile& t) {
+  const AttentionForward& args = t.args;
+  Vec inverse[tile_vectors];
+  for (int v = 0; v < tile_vectors; ++v) {
+    const Vec sum = load(t.sum + v * lanes);
+    inverse[v] = sum == Vec{} ? Vec{} : 1.0f / sum;
+  }
+  if (args.weights.data) {
+    const float dropout = args.weights_after_dropout ? args.dropout.factor : 1.0f;
+    const float share = args.averaged ? 1.0f / static_cast<float>(args.heads) : 1.0f;
+    write_weights(t.strip, t.at, args.keys, t.maximum, inverse, dropout * share,
+                  args.averaged && t.at.h > 0,
+                  args.weights.at(t.at.n, args.averaged ? 0 : t.at.h, t.at.first),
+                  args.weights.t);
+  }
+  for (int v = 0; v < tile_vectors; ++v) inverse[v] *= args.dropout.factor;
+  for (int64_t d = 0; d < args.value_dim; ++d) {
+    float* row = t.output + d * tile;
+    for (int v = 0; v < tile_vectors; ++v) {
+      store(row + v * lanes, load(row + v * lanes) * inverse[v]);
+    }
+  }
+  transpose(t.output, tile, args.value_dim, t.at.count,
+            args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
+  if (!args.row_maximum) return;
+  const int64_t row = (t.at.n * args.heads + t.at.h) * args.queries + t.at.first;
+  for (int64_t i = 0; i < t.at.count; ++i) {
+    const bool dead = t.sum[i] == 0;
+    args.row_maximum[row + i] = dead ? 0 : t.maximum[i];
+    args.row_factor[row + i] = dead ? 0 : 1.0f / t.sum[i];
+  }
+}
+
+// to[c][lane] = factor * row[lane][c], zero in the lanes after `count`.
+static void load_tile(const float* rows, int64_t stride, int64_t count, int64_t columns,
+                      float factor, float* to) {
+  transpose(rows, stride, count, columns, to, tile);
+  for (int64_t c = 0; c < columns; ++c) {
+    float* row = to + c * tile;
+    for (int64_t i = 0; i < count; ++i) row[i] *= factor;
+    for (int64_t i = count; i < tile; ++i) row[i] = 0;
+  }
+}
+
+static void forward_tile(const AttentionForward& args, const QueryTile& at, float* scratch) {
+  ForwardTile t{args, at, at.h / (args.heads / args.kv_heads), {}, {}, {}, {}, {}, {}, {},
+                {},   {}};
+  t.query = scratch;
+  t.scores = t.query + args.head_dim * tile;
+  t.output = t.scores + key_block * tile;
+  t.terms = t.output + args.value_dim * tile;
+  t.dropped = t.terms + key_block * tile;
+  if (args.weights.data) start_strip(t.strip, args.keys, t.dropped + key_block * tile);
+  if (args.dropout.threshold) {
+    start_dropout(t.dropout, args.dropout.seed,
+                  (at.n * args.heads + at.h) * args.queries + at.first, at.count);
+  }
+  load_tile(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
+            args.scale * log2e, t.query);
+  for (int i = 0; i < tile; ++i) t.maximum[i] = -__builtin_inff();
+  for (int64_t i = 0; i < args.value_dim * tile; ++i) t.output[i] = 0;
+  walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+    MHA_FOR_VECTORS(block.vectors, attend_block, t, block);
+  });
+  finish_tile(t);
+}
+
+static int64_t forward_scratch(const AttentionForward& args) {
+  const int64_t strip = args.weights.data ? strip_size(args.keys) : 0;
+  return (args.head_dim + args.value_dim + 3 * key_block) * tile + strip;
+}
+
+static void forward(const AttentionForward& args, int64_t begin, int64_t end, float* scratch) {
+  for (int64_t i = begin; i < end; ++i) {
+    if (args.weights.data && args.averaged) {
+      QueryTile at = query_tile(1, args.queries, i);
+      for (at.h = 0; at.h < args.heads; ++at.h) forward_tile(args, at, scratch);
+    } else {
+      forward_tile(args, query_tile(args.heads, args.queries, i), scratch);
+    }
+  }
+}

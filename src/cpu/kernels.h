@@ -1,0 +1,130 @@
+#pragma once
+
+// The interface between the library and its CPU kernels: pointers, sizes and strides, no Torch.
+// Strides count elements. Plain structs, so that no code is shared between translation units
+// that are compiled for different ISAs.
+
+#include <cstdint>
+
+namespace mha::cpu {
+
+/// Where an element (n, h, t) starts; the innermost dimension is contiguous.
+template <typename T>
+struct Rows {
+  T* data = nullptr;
+  int64_t n = 0, h = 0, t = 0;
+  T* at(int64_t in, int64_t ih, int64_t it) const { return data + in * n + ih * h + it * t; }
+};
+
+/// Which keys a query may attend to: all conditions hold together.
+struct KernelMask {
+  /// low <= key - query <= high, for the keys before `keys`.
+  int64_t low, high;
+  /// The keys that the mask speaks of; later ones are open to every query.
+  int64_t keys;
+  /// Per sample: keys at or after this index are blocked. Null: none.
+  const int64_t* lengths = nullptr;
+  /// Per key: 0 blocks. Null: all open. Stride 0 shares one row between the samples.
+  const uint8_t* keep_keys = nullptr;
+  int64_t keep_keys_n = 0;
+  /// Pair masks as packed by `pack_pairs`, one plane for each (n, h) that differs. Null: open.
+  const uint64_t* pair_bits = nullptr;
+  const uint8_t* pair_classes = nullptr;
+  int64_t pair_plane_n = 0, pair_plane_h = 0;  // plane = n * pair_plane_n + h * pair_plane_h
+  /// Added to the scaled scores, at data[n][h][query][key]. Null: nothing.
+  Rows<const float> added;
+};
+
+/// Dropout of weights: one is kept where the hash of (seed, row, key) is at least `threshold`,
+/// row = (n * heads + h) * queries + query, and multiplied by `factor`. Threshold 0 keeps all.
+struct KernelDropout {
+  uint64_t seed = 0;
+  uint32_t threshold = 0;
+  float factor = 1;
+};
+
+/// Attention forward over float32.
+struct AttentionForward {
+  int64_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+  float scale;
+  Rows<const float> query, key, value;
+  Rows<float> output;
+  /// For the backward, (N, H, L) each: weight = 2^(score * log2(e) - row_maximum) * row_factor.
+  /// Two numbers, since in their sum a large maximum would swallow the factor. Null: not
+  /// wanted.
+  float *row_maximum = nullptr, *row_factor = nullptr;
+  /// The weights, at data[n][h][query][key], or averaged over the heads at data[n][query][key].
+  /// Null: not wanted.
+  Rows<float> weights;
+  bool averaged = false, weights_after_dropout = false;
+  KernelMask mask;
+  KernelDropout dropout;
+};
+
+/// Gradients of attention over float32.
+struct AttentionBackward {
+  int64_t batch, heads, kv_heads, queries, keys;
+  int64_t head_dim, value_dim;  // multiples of 16
+  float scale;
+  Rows<const float> query, key, value, output, grad_output;
+  const float *row_maximum, *row_factor;  // as the forward left them
+  Rows<float> grad_query, grad_key, grad_value;
+  KernelMask mask;
+  KernelDropout dropout;
+};
+
+/// output = input weight^T + bias, row by row.
+struct LinearArgs {
+  int64_t rows, inner, columns;
+  const float* input;
+  int64_t input_stride;
+  const float* packed;          // the weight, as `pack_weight` left it
+  const float* bias = nullptr;  // (columns); null: none
+  /// Row r goes to output + (r / rows_per_sample) * output_n + (r % rows_per_sample) *
+  /// output_t.
+  float* output;
+  int64_t rows_per_sample, output_n, output_t;
+  /// Column c goes to (c / group) * output_group + c % group of its row. `group` is a multiple
+  /// of 16, or all columns.
+  int64_t group, output_group;
+};
+
+/// The kernels of one ISA.
+struct Kernels {
+  const char* name;
+  /// Queries that one tile takes, and columns that one panel of a packed weight has.
+  int64_t tile;
+  /// Keys that one block takes.
+  int64_t key_block;
+  /// Packs one plane of a pair mask, allowed[query * stride + key] with 0 blocking, into
+  /// ceil(queries / tile) * keys words and ceil(queries / tile) * ceil(keys / key_block)
+  /// classes.
+  void (*pack_pairs)(const uint8_t* allowed, int64_t stride, int64_t queries, int64_t keys,
+                     uint64_t* bits, uint8_t* classes);
+  /// Floats of scratch that a thread needs for `forward`, 64-byte aligned.
+  int64_t (*forward_scratch)(const AttentionForward&);
+  /// Computes tiles [begin, end) of batch * heads * ceil(queries / tile), tile index fastest;
+  /// of batch * ceil(queries / tile) with averaged weights, whose tiles sum over the heads.
+  void (*forward)(const AttentionForward&, int64_t begin, int64_t end, float* scratch);
+  int64_t (*backward_scratch)(const AttentionBackward&);
+  /// Computes key/value heads [begin, end) of batch * kv_heads.
+  void (*backward)(const AttentionBackward&, int64_t begin, int64_t end, float* scratch);
+  /// Floats of a packed weight.
+  int64_t (*packed_size)(int64_t inner, int64_t columns);
+  /// Packs a weight (columns, inner) whose rows are `stride` apart.
+  void (*pack_weight)(const float* weight, int64_t stride, int64_t inner, int64_t columns,
+                      float* packed);
+  /// Computes rows [begin, end) of the `tile` columns from panel * tile on.
+  void (*linear)(const LinearArgs&, int64_t panel, int64_t begin, int64_t end);
+  /// What dropout multiplies `rows` rows of weights by, into factors[row][key].
+  void (*dropout_factors)(uint64_t seed, int64_t first_row, int64_t rows, int64_t keys,
+                          uint32_t threshold, float factor, float* factors);
+  /// Whether none of `count` floats is NaN or infinite.
+  bool (*all_finite)(const float* values, int64_t count);
+};
+
+const Kernels* generic_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace mha::cpu

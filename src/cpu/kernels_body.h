@@ -1,0 +1,49 @@
+// The whole of one ISA's kernels. Each kernels_<isa>.cpp defines its MHA_ISA_* macro and
+// includes this file once; everything has internal linkage but the entry function.
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <utility>
+#if MHA_ISA_AVX512 || MHA_ISA_AVX2
+#include <immintrin.h>
+#endif
+
+#include "kernels.h"
+
+namespace mha::cpu {
+namespace {
+
+// Each builds on those before it.
+// clang-format off
+#include "vec.h"
+#include "micro_kernel.h"
+#include "transpose.h"
+#include "pair_mask.h"
+#include "key_walk.h"
+#include "dropout.h"
+#include "weight_strip.h"
+#include "attention_forward.h"
+#include "attention_backward.h"
+#include "linear.h"
+#include "finite.h"
+// clang-format on
+
+constexpr Kernels make_kernels(const char* name) {
+  return {name,
+          tile,
+          key_block,
+          pack_pairs,
+          forward_scratch,
+          forward,
+          backward_scratch,
+          backward,
+          packed_size,
+          pack_weight,
+          linear,
+          dropout_factors,
+          all_finite};
+}
+
+}  // namespace
+}  // namespace mha::cpu

@@ -1,0 +1,69 @@
+// The product that everything else is made of. Included once per ISA (see vec.h).
+
+// Queries of one tile: three vectors, so that eight rows of accumulators (four on 16 registers)
+// fill the register file.
+constexpr int tile_vectors = 3;
+constexpr int tile = tile_vectors * lanes;
+#if MHA_ISA_AVX512
+constexpr int micro_rows = 8;
+#else
+constexpr int micro_rows = 4;
+#endif
+
+// Keys that one block of attention takes.
+constexpr int64_t key_block = 96;
+
+// c[m][v] += sum over k of a[m * a_m + k * a_k] * b[k * b_k + v * lanes ..]: a is broadcast
+// from any stride, b is read as it lies.
+template <int M, int V>
+MHA_INLINE void multiply_add(int64_t depth, const float* a, int64_t a_m, int64_t a_k,
+                             const float* b, int64_t b_k, Vec (&c)[M][V]) {
+  static_assert(V <= 4);
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < depth; ++k) {
+    // Scalars, not an array: an array element would be spilled around the pin.
+    Vec b0 = load(b), b1 = {}, b2 = {}, b3 = {};
+    MHA_PIN(b0);
+    if constexpr (V > 1) {
+      b1 = load(b + lanes);
+      MHA_PIN(b1);
+    }
+    if constexpr (V > 2) {
+      b2 = load(b + 2 * lanes);
+      MHA_PIN(b2);
+    }
+    if constexpr (V > 3) {
+      b3 = load(b + 3 * lanes);
+      MHA_PIN(b3);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const Vec x = broadcast(a[m * a_m]);
+      c[m][0] += x * b0;
+      if constexpr (V > 1) c[m][1] += x * b1;
+      if constexpr (V > 2) c[m][2] += x * b2;
+      if constexpr (V > 3) c[m][3] += x * b3;
+    }
+    a += a_k;
+    b += b_k;
+  }
+}
+
+// c[m][v] of a row-major matrix, to start or end a sum.
+template <int M, int V>
+MHA_INLINE void load_block(const float* from, int64_t stride, Vec (&c)[M][V]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) c[m][v] = load(from + m * stride + v * lanes);
+  }
+}
+
+template <int M, int V>
+MHA_INLINE void store_block(float* to, int64_t stride, const Vec (&c)[M][V]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(to + m * stride + v * lanes, c[m][v]);
+  }
+}

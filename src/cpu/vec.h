@@ -1,0 +1,98 @@
+// A vector of floats as wide as the ISA that this translation unit is compiled for, on the
+// compiler's vector types. Included once per ISA, inside that ISA's namespace: nothing here may
+// be shared between translation units, or the linker could keep one ISA's copy for all.
+
+#if MHA_ISA_AVX512
+constexpr int lanes = 16;
+#elif MHA_ISA_AVX2
+constexpr int lanes = 8;
+#else
+constexpr int lanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(lanes * 4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(lanes * 4), may_alias));
+typedef float UnalignedVec __attribute__((vector_size(lanes * 4), may_alias, aligned(4)));
+
+#define MHA_INLINE static inline __attribute__((always_inline))
+
+MHA_INLINE Vec load(const float* p) {
+  return *reinterpret_cast<const UnalignedVec*>(p);
+}
+MHA_INLINE void store(float* p, Vec v) {
+  *reinterpret_cast<UnalignedVec*>(p) = v;
+}
+MHA_INLINE Vec broadcast(float x) {
+  return x - Vec{};
+}
+MHA_INLINE Vec as_float(IntVec v) {
+  return reinterpret_cast<Vec>(v);
+}
+MHA_INLINE IntVec as_int(Vec v) {
+  return reinterpret_cast<IntVec>(v);
+}
+
+// Keeps a value in a register: the compiler would else fold its load into every use, which
+// halves the rate of a kernel that uses it eight times.
+#if defined(__x86_64__)
+#define MHA_PIN(v) __asm__("" : "+v"(v))
+#else
+#define MHA_PIN(v) __asm__("" : "+w"(v))
+#endif
+
+// The larger of two; where `x` is NaN, NaN.
+MHA_INLINE Vec max_keep_nan(Vec floor, Vec x) {
+  return x < floor ? floor : x;
+}
+// The larger of two; where `x` is NaN, `floor`.
+MHA_INLINE Vec max_drop_nan(Vec floor, Vec x) {
+  return x > floor ? x : floor;
+}
+
+// Whether a comparison holds in any lane.
+MHA_INLINE bool any(IntVec v) {
+#if MHA_ISA_AVX512
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(v)) != 0;
+#elif MHA_ISA_AVX2
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(v)) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < lanes; ++i) found |= v[i];
+  return found != 0;
+#endif
+}
+
+// Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+constexpr float round_magic = 12582912.0f;
+
+// 2^x for x <= 127, relative error below 2e-7; 0 below -126.5. NaN gives NaN: the integer part
+// becomes a factor, since added to a NaN's exponent it could make it finite.
+MHA_INLINE Vec exp2(Vec x) {
+  x = max_keep_nan(broadcast(-127.0f), x);
+  const Vec shifted = x + (round_magic + 127.0f);
+  const Vec f = x - (shifted - (round_magic + 127.0f));
+  // Minimax for 2^f on [-1/2, 1/2] with the constant term fixed to 1: 9.1e-8 before rounding.
+  Vec p = broadcast(1.326472888795078e-3f);
+  p = p * f + 9.6715136371645e-3f;
+  p = p * f + 5.5507337483344e-2f;
+  p = p * f + 2.4022242070193947e-1f;
+  p = p * f + 6.931469775906092e-1f;
+  p = p * f + 1.0f;
+  return p * as_float(as_int(shifted) << 23);
+}
+
+// x rounded up to an integer (to within one for |x| > 2^22).
+MHA_INLINE Vec ceil(Vec x) {
+  const Vec rounded = (x + round_magic) - round_magic;
+  return rounded < x ? rounded + 1.0f : rounded;
+}
+
+MHA_INLINE int64_t min64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+MHA_INLINE int64_t max64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+MHA_INLINE int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}

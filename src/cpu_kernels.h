@@ -1,0 +1,13 @@
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace mha::detail {
+
+/// The kernels of the instruction set in use (see mha/cpu_isa.h).
+const cpu::Kernels& cpu_kernels();
+
+/// The threshold below which random bits drop a weight with probability `p`.
+uint32_t dropout_threshold(double p);
+
+}  // namespace mha::detail

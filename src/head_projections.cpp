@@ -1,0 +1,136 @@
+#include "head_projections.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+
+#include <vector>
+
+#include "attention_path.h"
+#include "projection.h"
+#include "torch_compat.h"
+
+namespace mha::detail {
+namespace {
+
+// Whether the kernels can compute a layer.
+bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
+  if (plain_is_forced() || torch_compat::autocast_enabled(at::kCPU)) return false;
+  for (const auto& tensor : {input, layer.weight, layer.bias}) {
+    if (!tensor.defined()) continue;
+    if (!tensor.device().is_cpu() || tensor.scalar_type() != at::kFloat) return false;
+  }
+  return input.numel() > 0;
+}
+
+bool wants_gradient(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
+  return at::GradMode::is_enabled() && (input.requires_grad() || layer.weight.requires_grad() ||
+                                        (layer.bias.defined() && layer.bias.requires_grad()));
+}
+
+// Memory for (N, T + extra, H, D) in an order that suits the attention kernels:
+// heads outside, where the projection can write them so.
+at::Tensor empty_heads(const at::Tensor& tokens, const MultiHeadAttentionImpl& module,
+                       int64_t extra) {
+  const int64_t n = tokens.size(0), t = tokens.size(1) + extra;
+  const int64_t h = module.options.num_heads(), d = module.head_dim();
+  const bool heads_outside = d % 16 == 0;
+  return heads_outside ? at::empty({n, h, t, d}, tokens.options()).transpose(1, 2)
+                       : at::empty({n, t, h, d}, tokens.options());
+}
+
+// Without heads outside, rows of all heads are contiguous and need not be split.
+at::Tensor whole_rows(const at::Tensor& heads) {
+  return heads.stride(1) == heads.size(2) * heads.size(3) ? heads.flatten(2) : heads;
+}
+
+// By the kernels in one pass, without gradients; the appended tokens are written in place.
+Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& cache,
+                         const Tokens& tokens) {
+  const auto& options = module.options;
+  const int64_t extra = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
+  const int64_t keys = tokens.key.size(1);
+  const auto q = empty_heads(tokens.query, module, 0);
+  const auto k = empty_heads(tokens.key, module, extra);
+  const auto v = empty_heads(tokens.value, module, extra);
+  project({{tokens.query, module.W_q.get(), 0, whole_rows(q)},
+           {tokens.key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
+           {tokens.value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
+          cache);
+  if (options.add_bias_kv()) {
+    const int64_t h = options.num_heads(), d = module.head_dim();
+    k.select(1, keys).copy_(module.bias_k.view({1, h, d}));
+    v.select(1, keys).copy_(module.bias_v.view({1, h, d}));
+  }
+  if (options.add_zero_attn()) {
+    k.select(1, keys + extra - 1).zero_();
+    v.select(1, keys + extra - 1).zero_();
+  }
+  return {q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)};
+}
+
+// One layer with gradients: (N, T, H, D).
+at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at::Tensor& tokens,
+                            const MultiHeadAttentionImpl& module, PackedWeights& cache) {
+  const std::vector<int64_t> split{module.options.num_heads(), module.head_dim()};
+  if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
+  const auto heads = whole_rows(empty_heads(tokens, module, 0));
+  const auto output = project_recorded({tokens, &layer, slot, heads}, cache);
+  return output.dim() == 4 ? output : output.unflatten(2, split);
+}
+
+// Layer by layer, with gradients.
+Heads project_recorded(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                       const Tokens& tokens) {
+  const auto& options = module.options;
+  const auto q = project_to_heads(*module.W_q, 0, tokens.query, module, cache);
+  auto k = project_to_heads(*module.W_k, 1, tokens.key, module, cache);
+  auto v = project_to_heads(*module.W_v, 2, tokens.value, module, cache);
+  if (options.add_bias_kv()) {
+    const auto append = [&](const at::Tensor& heads, const at::Tensor& bias) {
+      const auto token =
+          bias.to(heads.scalar_type()).view({1, 1, heads.size(2), heads.size(3)});
+      return at::cat({heads, token.expand({heads.size(0), -1, -1, -1})}, 1);
+    };
+    k = append(k, module.bias_k);
+    v = append(v, module.bias_v);
+  }
+  if (options.add_zero_attn()) {
+    k = at::constant_pad_nd(k, {0, 0, 0, 0, 0, 1});
+    v = at::constant_pad_nd(v, {0, 0, 0, 0, 0, 1});
+  }
+  return {q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)};
+}
+
+}  // namespace
+
+Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                    const Tokens& tokens) {
+  const bool wants = wants_gradient(tokens.query, *module.W_q) ||
+                     wants_gradient(tokens.key, *module.W_k) ||
+                     wants_gradient(tokens.value, *module.W_v) ||
+                     (at::GradMode::is_enabled() && module.options.add_bias_kv() &&
+                      (module.bias_k.requires_grad() || module.bias_v.requires_grad()));
+  const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
+                          takes_kernels(tokens.key, *module.W_k) &&
+                          takes_kernels(tokens.value, *module.W_v);
+  return by_kernels && !wants ? project_unrecorded(module, cache, tokens)
+                              : project_recorded(module, cache, tokens);
+}
+
+at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                          const at::Tensor& heads) {
+  const auto merged = heads.transpose(1, 2).flatten(2);
+  if (!takes_kernels(merged, *module.W_o)) return module.W_o->forward(merged);
+  const int64_t n = merged.size(0), l = merged.size(1), e = module.options.d_model();
+  const auto output = module.options.batch_first()
+                          ? at::empty({n, l, e}, merged.options())
+                          : at::empty({l, n, e}, merged.options()).transpose(0, 1);
+  const Projection projection{merged, module.W_o.get(), 3, output};
+  if (wants_gradient(merged, *module.W_o)) return detail::project_recorded(projection, cache);
+  project({projection}, cache);
+  return output;
+}
+
+}  // namespace mha::detail

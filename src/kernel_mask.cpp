@@ -1,0 +1,115 @@
+#include "kernel_mask.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/minimum.h>
+
+#include <limits>
+
+namespace mha::detail {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// The conjunction of all masks that speak of single keys, (N or 1, S) bytes; undefined: none.
+at::Tensor merge_key_masks(const ResolvedMask& mask) {
+  at::Tensor merged;
+  const auto merge = [&merged](const at::Tensor& open) {
+    merged = merged.defined() ? merged.logical_and(open) : open;
+  };
+  for (const auto& keep : mask.keep_keys) merge(keep.ne(0));
+  for (const auto& block : mask.block_keys) merge(block.logical_not());
+  return merged.defined() ? merged.flatten(1).contiguous() : merged;
+}
+
+// The conjunction of all masks that speak of pairs, (N or 1, H or 1, L, S); undefined: none.
+at::Tensor merge_pair_masks(const ResolvedMask& mask) {
+  at::Tensor merged;
+  const auto merge = [&merged](const at::Tensor& open) {
+    merged = merged.defined() ? merged.logical_and(open) : open;
+  };
+  for (const auto& keep : mask.keep) merge(keep.scalar_type() == at::kBool ? keep : keep.ne(0));
+  for (const auto& block : mask.block) merge(block.logical_not());
+  for (const auto& term : mask.add) {
+    const auto blocks = term.detach().eq(-infinity);
+    if (blocks.any().item<bool>()) merge(blocks.logical_not());
+  }
+  return merged;
+}
+
+// The sum of the added terms in float32, -inf only where a term was; undefined: none.
+at::Tensor merge_added(const ResolvedMask& mask) {
+  constexpr double lowest = std::numeric_limits<float>::lowest();
+  at::Tensor sum;
+  for (const auto& term : mask.add) {
+    auto values = term.detach();
+    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    values = values.to(at::kFloat);
+    sum = sum.defined() ? (sum.clamp_min(lowest) + values.clamp_min(lowest)).clamp_min(lowest)
+                        : values;
+  }
+  return sum.defined() && sum.size(-1) > 1 && sum.stride(-1) != 1 ? sum.contiguous() : sum;
+}
+
+int64_t stride_or_zero(const at::Tensor& tensor, int64_t dim) {
+  return tensor.size(dim) > 1 ? tensor.stride(dim) : 0;
+}
+
+}  // namespace
+
+PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) {
+  PackedMask packed;
+  cpu::KernelMask& mask = packed.mask;
+  mask.low = resolved.band.low;
+  mask.high = resolved.band.high;
+  mask.keys = resolved.keys;
+
+  at::Tensor lengths;
+  for (const auto& given : resolved.lengths) {
+    const auto as_long = given.to(at::kLong);
+    lengths = lengths.defined() ? at::minimum(lengths, as_long) : as_long;
+  }
+  if (lengths.defined()) {
+    lengths = lengths.contiguous();
+    mask.lengths = lengths.data_ptr<int64_t>();
+    packed.storage.push_back(lengths);
+  }
+
+  if (const auto keys = merge_key_masks(resolved); keys.defined()) {
+    mask.keep_keys = reinterpret_cast<const uint8_t*>(keys.data_ptr<bool>());
+    mask.keep_keys_n = stride_or_zero(keys, 0);
+    packed.storage.push_back(keys);
+  }
+
+  if (auto pairs = merge_pair_masks(resolved); pairs.defined()) {
+    if (pairs.size(-1) > 1 && pairs.stride(-1) != 1) pairs = pairs.contiguous();
+    const int64_t n = pairs.size(0), h = pairs.size(1), l = pairs.size(2), s = pairs.size(3);
+    const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
+    const int64_t blocks = (s + kernels.key_block - 1) / kernels.key_block;
+    const auto bits = at::empty({n * h * tiles * s}, at::kLong);
+    const auto classes = at::empty({n * h * tiles * blocks}, at::kByte);
+    auto* bits_data = reinterpret_cast<uint64_t*>(bits.data_ptr<int64_t>());
+    auto* class_data = classes.data_ptr<uint8_t>();
+    const auto* allowed = reinterpret_cast<const uint8_t*>(pairs.data_ptr<bool>());
+    for (int64_t plane = 0; plane < n * h; ++plane) {
+      kernels.pack_pairs(allowed + plane / h * pairs.stride(0) + plane % h * pairs.stride(1),
+                         pairs.stride(2), l, s, bits_data + plane * tiles * s,
+                         class_data + plane * tiles * blocks);
+    }
+    mask.pair_bits = bits_data;
+    mask.pair_classes = class_data;
+    mask.pair_plane_n = n > 1 ? h : 0;
+    mask.pair_plane_h = h > 1 ? 1 : 0;
+    packed.storage.push_back(bits);
+    packed.storage.push_back(classes);
+  }
+
+  if (const auto added = merge_added(resolved); added.defined()) {
+    mask.added = {added.data_ptr<float>(), stride_or_zero(added, 0), stride_or_zero(added, 1),
+                  added.stride(2)};
+    packed.storage.push_back(added);
+  }
+  return packed;
+}
+
+}  // namespace mha::detail

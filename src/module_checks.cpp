@@ -1,0 +1,107 @@
+#include "module_checks.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <utility>
+
+#include "torch_compat.h"
+
+namespace mha::detail {
+namespace {
+
+constexpr int64_t largest_size = int64_t{1} << 40;  // products of two stay within int64_t
+
+void check_positive(const char* name, int64_t size) {
+  TORCH_CHECK(size > 0 && size <= largest_size, "MultiHeadAttentionOptions: ", name,
+              ": expected a size from 1 to 2^40, found ", size);
+}
+
+// Checks one input against its projection, whose width is `width`.
+void check_input(const char* name, const at::Tensor& tensor, int64_t width,
+                 const torch::nn::LinearImpl& projection) {
+  TORCH_CHECK(tensor.defined(), "MultiHeadAttention: ", name,
+              ": expected a tensor, found an undefined one; leave out both key "
+              "and value for "
+              "self-attention");
+  TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, "MultiHeadAttention: ", name,
+              ": expected 3 dimensions, or 2 without a batch, found ", tensor.dim(), " in ",
+              tensor.sizes());
+  TORCH_CHECK(tensor.size(-1) == width, "MultiHeadAttention: ", name, ": expected width ",
+              width, " in the last dimension, found ", tensor.size(-1), " in ", tensor.sizes());
+  const at::Tensor& weight = projection.weight;
+  TORCH_CHECK(tensor.scalar_type() == weight.scalar_type() ||
+                  (tensor.is_floating_point() &&
+                   torch_compat::autocast_enabled(tensor.device().type())),
+              "MultiHeadAttention: ", name, ": expected the dtype of the parameters, ",
+              weight.scalar_type(), ", found ", tensor.scalar_type());
+  TORCH_CHECK(tensor.device() == weight.device(), "MultiHeadAttention: ", name,
+              ": expected the device of the parameters, ", weight.device(), ", found ",
+              tensor.device());
+}
+
+}  // namespace
+
+void check_options(const MultiHeadAttentionOptions& options) {
+  check_positive("d_model", options.d_model());
+  check_positive("num_heads", options.num_heads());
+  if (options.head_dim()) {
+    check_positive("head_dim", *options.head_dim());
+    TORCH_CHECK(*options.head_dim() <= largest_size / options.num_heads(),
+                "MultiHeadAttentionOptions: head_dim: expected num_heads * "
+                "head_dim up to 2^40, "
+                "found ",
+                options.num_heads(), " * ", *options.head_dim());
+  } else {
+    TORCH_CHECK(options.d_model() % options.num_heads() == 0,
+                "MultiHeadAttentionOptions: num_heads: expected a divisor of "
+                "d_model = ",
+                options.d_model(), ", found ", options.num_heads(),
+                "; set head_dim to choose the head size freely");
+  }
+  if (options.kdim()) check_positive("kdim", *options.kdim());
+  if (options.vdim()) check_positive("vdim", *options.vdim());
+  TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,
+              "MultiHeadAttentionOptions: dropout: expected a probability in "
+              "[0, 1], found ",
+              options.dropout());
+  TORCH_CHECK(!options.scale() || std::isfinite(*options.scale()),
+              "MultiHeadAttentionOptions: scale: expected a finite number, found ",
+              options.scale().value_or(0));
+  TORCH_CHECK(!options.dtype() || c10::isFloatingType(*options.dtype()),
+              "MultiHeadAttentionOptions: dtype: expected a floating dtype, found ",
+              options.dtype().value_or(at::kFloat));
+}
+
+InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,
+                        const at::Tensor& key, const at::Tensor& value) {
+  const auto& options = module.options;
+  check_input("query", query, options.d_model(), *module.W_q);
+  check_input("key", key, options.kdim().value_or(options.d_model()), *module.W_k);
+  check_input("value", value, options.vdim().value_or(options.d_model()), *module.W_v);
+  const bool batch_first = options.batch_first();
+  const bool batched = query.dim() == 3;
+  for (const auto& [name, tensor] : {std::pair{"key", key}, std::pair{"value", value}}) {
+    TORCH_CHECK(tensor.dim() == query.dim(), "MultiHeadAttention: ", name, ": expected ",
+                query.dim(), " dimensions like query ", query.sizes(), ", found ",
+                tensor.sizes());
+  }
+  const int64_t batch_dim = batch_first ? 0 : 1;
+  const int64_t length_dim = batched && batch_first ? 1 : 0;
+  const char* layout = batch_first ? "batch first" : "sequence first";
+  if (batched) {
+    const int64_t n = query.size(batch_dim);
+    TORCH_CHECK(key.size(batch_dim) == n && value.size(batch_dim) == n,
+                "MultiHeadAttention: key and value: expected the batch size of query, ", n,
+                ", found ", key.size(batch_dim), " and ", value.size(batch_dim), " (", layout,
+                "; query ", query.sizes(), ", key ", key.sizes(), ", value ", value.sizes(),
+                ")");
+  }
+  TORCH_CHECK(key.size(length_dim) == value.size(length_dim),
+              "MultiHeadAttention: value: expected the length of key, ", key.size(length_dim),
+              ", found ", value.size(length_dim), " (", layout, "; key ", key.sizes(),
+              ", value ", value.sizes(), ")");
+  return {batched ? query.size(batch_dim) : 1, query.size(length_dim), key.size(length_dim)};
+}
+
+}  // namespace mha::detail

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <mha/multi_head_attention.h>
+
+namespace mha::detail {
+
+/// Throws `c10::Error` naming the first option that has no sensible meaning.
+void check_options(const MultiHeadAttentionOptions& options);
+
+struct InputSizes {
+  int64_t batch, queries, keys;
+};
+
+/// Checks the three inputs of a module against its options, its parameters and
+/// each other.
+InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,
+                        const at::Tensor& key, const at::Tensor& value);
+
+}  // namespace mha::detail

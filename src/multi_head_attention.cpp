@@ -1,0 +1,186 @@
+#include <mha/multi_head_attention.h>
+
+#include <ATen/ops/empty.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+#include <iomanip>
+#include <ostream>
+#include <utility>
+
+#include "attention.h"
+#include "finite.h"
+#include "head_projections.h"
+#include "module_checks.h"
+#include "packed_weight.h"
+#include "resolved_mask.h"
+
+namespace mha {
+namespace {
+
+at::TensorOptions tensor_options(const MultiHeadAttentionOptions& options) {
+  auto result = at::TensorOptions().dtype(
+      options.dtype().value_or(c10::typeMetaToScalarType(c10::get_default_dtype())));
+  return options.device() ? result.device(*options.device()) : result;
+}
+
+// A Linear of the given sizes whose parameters are not drawn: LinearImpl draws
+// in its constructor, of a Linear without outputs nothing.
+torch::nn::Linear undrawn_linear(int64_t in, int64_t out,
+                                 const MultiHeadAttentionOptions& options) {
+  torch::nn::Linear linear(torch::nn::LinearOptions(1, 0).bias(options.bias()));
+  linear->options.in_features(in).out_features(out);
+  linear->weight.set_data(at::empty({out, in}, tensor_options(options)));
+  if (options.bias()) linear->bias.set_data(at::empty({out}, tensor_options(options)));
+  return linear;
+}
+
+// (N, T, E), whatever the layout.
+at::Tensor batch_first_view(const at::Tensor& tensor, bool batch_first) {
+  if (tensor.dim() == 2) return tensor.unsqueeze(0);
+  return batch_first ? tensor : tensor.transpose(0, 1);
+}
+
+// Whether every query sees its own token, and nothing else decides what is
+// seen.
+bool all_see_themselves(const detail::ResolvedMask& mask) {
+  auto open_band = mask;
+  open_band.band = {};
+  return open_band.allows_everything() && mask.queries == mask.keys && mask.band.low <= 0 &&
+         mask.band.high >= 0;
+}
+
+// Zeroes the tokens that can have no effect: queries that see nothing, keys and
+// values that nobody sees. In a padded token NaN would reach the projections'
+// gradients as 0 * NaN.
+void drop_unseen_tokens(detail::Tokens& tokens, const detail::ResolvedMask& mask) {
+  if (all_see_themselves(mask)) return;
+  auto& [query, key, value] = tokens;
+  const bool may_matter = detail::may_be_non_finite(query) ||
+                          (!key.is_same(query) && detail::may_be_non_finite(key)) ||
+                          (!value.is_same(key) && detail::may_be_non_finite(value));
+  if (!may_matter) return;
+  auto given = mask;
+  given.extra_keys = 0;
+  const auto allowed = detail::densify(given, at::kFloat, query.device()).allowed;
+  if (!allowed.defined()) return;
+  const auto pairs = allowed.any(1).expand({mask.batch, mask.queries, mask.keys});
+  const auto unseen = pairs.any(1).logical_not().unsqueeze(-1);
+  const bool shared = value.is_same(key);
+  key = key.masked_fill(unseen, 0);
+  value = shared ? key : value.masked_fill(unseen, 0);
+  if (mask.extra_keys == 0) {
+    query = query.masked_fill(pairs.any(2).logical_not().unsqueeze(-1), 0);
+  }
+}
+
+}  // namespace
+
+MultiHeadAttentionOptions::MultiHeadAttentionOptions(int64_t d_model, int64_t num_heads)
+    : d_model_(d_model), num_heads_(num_heads) {}
+
+MultiHeadAttentionImpl::MultiHeadAttentionImpl(MultiHeadAttentionOptions options_)
+    : MultiHeadAttentionImpl(std::move(options_), detail::Undrawn{}) {
+  reset_parameters();
+}
+
+MultiHeadAttentionImpl::MultiHeadAttentionImpl(MultiHeadAttentionOptions options_,
+                                               detail::Undrawn)
+    : options(std::move(options_)), packed_weights_(std::make_shared<detail::PackedWeights>()) {
+  MultiHeadAttentionImpl::reset();
+}
+
+int64_t MultiHeadAttentionImpl::head_dim() const {
+  return options.head_dim().value_or(options.d_model() / options.num_heads());
+}
+
+void MultiHeadAttentionImpl::reset() {
+  detail::check_options(options);
+  const int64_t d_model = options.d_model(), inner = options.num_heads() * head_dim();
+  W_q = register_module("W_q", undrawn_linear(d_model, inner, options));
+  W_k =
+      register_module("W_k", undrawn_linear(options.kdim().value_or(d_model), inner, options));
+  W_v =
+      register_module("W_v", undrawn_linear(options.vdim().value_or(d_model), inner, options));
+  W_o = register_module("W_o", undrawn_linear(inner, d_model, options));
+  if (options.add_bias_kv()) {
+    bias_k = register_parameter("bias_k", at::empty({1, 1, inner}, tensor_options(options)));
+    bias_v = register_parameter("bias_v", at::empty({1, 1, inner}, tensor_options(options)));
+  }
+}
+
+void MultiHeadAttentionImpl::reset_parameters() {
+  for (auto linear : {W_q, W_k, W_v, W_o}) linear->reset_parameters();
+  if (options.add_bias_kv()) {
+    torch::nn::init::xavier_normal_(bias_k);
+    torch::nn::init::xavier_normal_(bias_v);
+  }
+}
+
+AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
+                                                const at::Tensor& value, const Mask& mask,
+                                                std::optional<Weights> weights) {
+  const bool self_attention = !key.defined() && !value.defined();
+  const at::Tensor& given_key = self_attention ? query : key;
+  const at::Tensor& given_value = self_attention ? query : value;
+  const auto sizes = detail::check_inputs(*this, query, given_key, given_value);
+  auto resolved = detail::resolve(
+      mask, {{}, sizes.batch, options.num_heads(), sizes.queries, sizes.keys}, query.device());
+  resolved.extra_keys = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
+
+  detail::Tokens tokens{batch_first_view(query, options.batch_first()), {}, {}};
+  tokens.key = given_key.is_same(query) ? tokens.query
+                                        : batch_first_view(given_key, options.batch_first());
+  tokens.value = given_value.is_same(given_key)
+                     ? tokens.key
+                     : batch_first_view(given_value, options.batch_first());
+  drop_unseen_tokens(tokens, resolved);
+
+  const auto [q, k, v] = detail::project_heads(*this, *packed_weights_, tokens);
+  auto [heads_output, maps] =
+      detail::attention(q, k, v, resolved,
+                        AttentionOptions()
+                            .scale(options.scale())
+                            .dropout(is_training() ? options.dropout() : 0.0)
+                            .weights(weights.value_or(options.weights()))
+                            .weights_after_dropout(options.weights_after_dropout()));
+  const auto output = detail::project_output(*this, *packed_weights_, heads_output);
+  if (query.dim() == 2) {
+    return {output.squeeze(0), maps.defined() ? maps.squeeze(0) : maps};
+  }
+  return {options.batch_first() ? output : output.transpose(0, 1), maps};
+}
+
+std::shared_ptr<torch::nn::Module> MultiHeadAttentionImpl::clone(
+    const std::optional<at::Device>& device) const {
+  torch::NoGradGuard no_grad;
+  auto copy = std::make_shared<MultiHeadAttentionImpl>(options, detail::Undrawn{});
+  const auto source = named_parameters();
+  for (auto& parameter : copy->named_parameters()) {
+    const at::Tensor& original = source[parameter.key()];
+    parameter.value().set_data(device ? original.to(*device, original.scalar_type(),
+                                                    /*non_blocking=*/false, /*copy=*/true)
+                                      : original.clone());
+    parameter.value().set_requires_grad(original.requires_grad());
+  }
+  copy->train(is_training());
+  return copy;
+}
+
+void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "mha::MultiHeadAttention(d_model=" << options.d_model()
+         << ", num_heads=" << options.num_heads() << ", head_dim=" << head_dim()
+         << ", kdim=" << options.kdim().value_or(options.d_model())
+         << ", vdim=" << options.vdim().value_or(options.d_model())
+         << ", bias=" << options.bias() << ", dropout=" << options.dropout()
+         << ", add_bias_kv=" << options.add_bias_kv()
+         << ", add_zero_attn=" << options.add_zero_attn()
+         << ", batch_first=" << options.batch_first() << ", scale="
+         << options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim())))
+         << ", weights=" << options.weights()
+         << ", weights_after_dropout=" << options.weights_after_dropout()
+         << ", dtype=" << W_q->weight.scalar_type() << ", device=" << W_q->weight.device()
+         << ")" << std::noboolalpha;
+}
+
+}  // namespace mha

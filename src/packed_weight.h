@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace mha::detail {
+
+/// Weights of linear layers as the kernels of one instruction set want them.
+///
+/// A weight is packed again whenever it may have changed: other memory, another
+/// version counter, another value at one of a few hundred sampled places (which
+/// notices what went past the version counter, like an optimiser that writes
+/// through `data()`), or other kernels. Tensors made in inference mode have no
+/// version counter and are packed for every call. Safe to use from several
+/// threads.
+class PackedWeights {
+ public:
+  /// The packed form of `weight` (columns, inner), float32. `slot` tells the
+  /// layers apart.
+  std::shared_ptr<const at::Tensor> get(size_t slot, const at::Tensor& weight,
+                                        const cpu::Kernels& kernels);
+
+ private:
+  static constexpr size_t samples = 256;
+  struct Entry {
+    const void* data = nullptr;
+    int64_t version = 0;
+    const cpu::Kernels* kernels = nullptr;
+    std::vector<int64_t> sizes, strides;
+    std::array<float, samples> sampled{};
+    std::shared_ptr<const at::Tensor> packed;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace mha::detail

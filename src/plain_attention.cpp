@@ -1,0 +1,173 @@
+#include "plain_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <limits>
+#include <optional>
+
+#include "cpu_kernels.h"
+#include "non_finite.h"
+
+namespace mha::detail {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// left (N, H, L, X) @ right (N, Hk, X, Y) -> (N, H, L, Y). The query heads that share a
+// key/value head become rows of one product, so that the shared head is never copied.
+at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
+  const int64_t n = left.size(0), h = left.size(1), l = left.size(2), x = left.size(3);
+  const int64_t kv_heads = right.size(1);
+  const auto product = at::matmul(left.reshape({n, kv_heads, h / kv_heads * l, x}), right);
+  return product.view({n, h, l, right.size(3)});
+}
+
+at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
+  return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
+}
+
+// The two products where some pairs are blocked. Zeroes the queries that see nothing and the
+// keys and values that nobody sees.
+//
+// 0 * NaN is NaN, so a blocked pair must be left out of the two products rather than get weight
+// 0. The products run on tensors in which every non-finite row is replaced by zeros; what those
+// rows give to the pairs that are allowed is then computed pair by pair. In practice these are
+// few: padding is blocked for every query and needs only the zeros.
+class GuardedProducts {
+ public:
+  GuardedProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const at::Tensor& allowed)
+      : allowed_(allowed.expand({query.size(0), query.size(1), query.size(2), key.size(2)})) {
+    const int64_t n = key.size(0), kv_heads = key.size(1), s = key.size(2);
+    const auto row_sees = allowed_.any(-1);
+    const auto key_seen =
+        allowed_.any(2).view({n, kv_heads, query.size(1) / kv_heads, s}).any(2);
+    query_ = query.masked_fill(row_sees.logical_not().unsqueeze(-1), 0);
+    key_ = key.masked_fill(key_seen.logical_not().unsqueeze(-1), 0);
+    value_ = value.masked_fill(key_seen.logical_not().unsqueeze(-1), 0);
+    poison_queries_ = row_is_finite(query_).logical_not();
+    poison_keys_ = row_is_finite(expand_heads(key_, query.size(1))).logical_not();
+    poison_values_ = row_is_finite(expand_heads(value_, query.size(1))).logical_not();
+  }
+
+  at::Tensor scores() const {
+    const int64_t heads = query_.size(1);
+    auto scores = grouped_matmul(finite_rows(query_), finite_rows(key_).transpose(-2, -1));
+    const auto keys = expand_heads(key_, heads);
+    for (const int64_t j : marked_rows(poison_keys_)) {
+      const auto open = allowed_.select(3, j).unsqueeze(-1);
+      const auto pairs = pick(open, query_) * pick(open, keys.narrow(2, j, 1));
+      const auto here = poison_keys_.select(2, j).unsqueeze(-1);
+      scores = replace(scores, 3, j, at::where(here, pairs.sum(-1), scores.select(3, j)));
+    }
+    for (const int64_t i : marked_rows(poison_queries_)) {
+      const auto open = allowed_.select(2, i).unsqueeze(-1);
+      const auto pairs = pick(open, query_.narrow(2, i, 1)) * pick(open, keys);
+      const auto here = poison_queries_.select(2, i).unsqueeze(-1);
+      scores = replace(scores, 2, i, at::where(here, pairs.sum(-1), scores.select(2, i)));
+    }
+    return scores;
+  }
+
+  at::Tensor output(const at::Tensor& weights) const {
+    auto output = grouped_matmul(weights, finite_rows(value_));
+    const auto values = expand_heads(value_, query_.size(1));
+    for (const int64_t j : marked_rows(poison_values_)) {
+      const auto here = poison_values_.select(2, j).unsqueeze(-1);
+      const auto open = allowed_.select(3, j).logical_and(here).unsqueeze(-1);
+      output = output + weights.narrow(3, j, 1) * pick(open, values.narrow(2, j, 1));
+    }
+    return output;
+  }
+
+ private:
+  // `tensor` where open, 0 elsewhere, without a gradient there.
+  static at::Tensor pick(const at::Tensor& open, const at::Tensor& tensor) {
+    return tensor.masked_fill(open.logical_not(), 0);
+  }
+  static at::Tensor replace(const at::Tensor& tensor, int64_t dim, int64_t index,
+                            const at::Tensor& slice) {
+    auto copy = tensor.clone();
+    copy.select(dim, index).copy_(slice);
+    return copy;
+  }
+
+  at::Tensor allowed_, query_, key_, value_;
+  at::Tensor poison_queries_, poison_keys_, poison_values_;  // (N, H, T): rows not finite
+};
+
+// softmax over the allowed keys; exactly 0 at blocked ones, and so in rows without any.
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed) {
+  if (!allowed.defined()) return at::softmax(scores, -1);
+  const auto blocked = allowed.logical_not();
+  const auto dead_rows = blocked.all(-1, /*keepdim=*/true);
+  const auto filled = scores.masked_fill(blocked, -infinity).masked_fill(dead_rows, 0);
+  return at::softmax(filled, -1).masked_fill(blocked, 0);
+}
+
+// What dropout multiplies the weights (N, H, L, S) by. On the CPU the factors are those of the
+// kernels, so that the paths agree for a seed.
+at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call) {
+  if (call.dropout == 1.0) return at::zeros_like(weights.detach());
+  if (!weights.device().is_cpu()) {
+    return at::empty_like(weights.detach()).bernoulli_(1 - call.dropout).div_(1 - call.dropout);
+  }
+  const auto kept = at::empty(weights.sizes(), at::kFloat);
+  const int64_t keys = weights.size(-1);
+  if (kept.numel() > 0) {
+    cpu_kernels().dropout_factors(call.dropout_seed, 0, kept.numel() / keys, keys,
+                                  dropout_threshold(call.dropout), 1.0f,
+                                  kept.data_ptr<float>());
+  }
+  return kept.to(weights.scalar_type()).div_(1 - call.dropout);
+}
+
+}  // namespace
+
+AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
+                                const at::Tensor& value, const ResolvedMask& mask,
+                                const AttentionCall& call) {
+  // The precision is chosen here; autocast must not lower it again.
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto result_dtype = query.scalar_type();
+  const auto dtype = result_dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto [allowed, added] = densify(mask, dtype, query.device());
+  // Contiguous, since the products' rounding may depend on the strides, and guarded whether or
+  // not a number is NaN, since it may not depend on that either.
+  const auto q = query.to(dtype).contiguous(), k = key.to(dtype).contiguous();
+  const auto v = value.to(dtype).contiguous();
+  std::optional<GuardedProducts> guarded;
+  if (allowed.defined()) guarded.emplace(q * call.scale, k, v, allowed);
+
+  auto scores =
+      guarded ? guarded->scores() : grouped_matmul(q * call.scale, k.transpose(-2, -1));
+  if (added.defined()) {
+    // Clamped, since the sum of two large finite terms must not become a block.
+    const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
+                                               : std::numeric_limits<float>::lowest();
+    scores = (scores + added).clamp_min(lowest);
+  }
+  const auto weights = masked_softmax(scores, allowed);
+  const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call) : weights;
+  const auto output = guarded ? guarded->output(used) : grouped_matmul(used, v);
+
+  const auto& returned = call.weights_after_dropout ? used : weights;
+  switch (call.weights) {
+    case Weights::none:
+      return {output.to(result_dtype), {}};
+    case Weights::averaged:
+      return {output.to(result_dtype), returned.mean(1).to(result_dtype)};
+    case Weights::per_head:
+      break;
+  }
+  return {output.to(result_dtype), returned.to(result_dtype)};
+}
+
+}  // namespace mha::detail

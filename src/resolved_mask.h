@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <mha/mask.h>
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace mha::detail {
+
+/// The sizes that a mask is resolved against.
+struct AttentionSizes {
+  at::IntArrayRef leading;  // dimensions before the heads, whose product is `batch`
+  int64_t batch, heads, queries, keys;
+};
+
+/// Key j is allowed for query i where low <= j - i <= high.
+struct Band {
+  static constexpr int64_t open = std::numeric_limits<int64_t>::max() / 4;
+  int64_t low = -open, high = open;
+  bool is_open() const { return low == -open && high == open; }
+};
+
+/// A `Mask` checked against the sizes of one call and sorted by what a path can do with it.
+/// Nothing is copied or materialised; all conditions hold together.
+struct ResolvedMask {
+  int64_t batch = 0, heads = 0, queries = 0, keys = 0;
+  /// Keys appended after the given ones, open to every query (bias_k, zero attention).
+  int64_t extra_keys = 0;
+  Band band;
+  std::vector<at::Tensor> lengths;     // (N) integers
+  std::vector<at::Tensor> keep_keys;   // (N or 1, 1, 1, S), 0 blocks
+  std::vector<at::Tensor> block_keys;  // (N or 1, 1, 1, S), true blocks
+  std::vector<at::Tensor> keep;        // (N or 1, H or 1, L, S), 0 blocks
+  std::vector<at::Tensor> block;       // (N or 1, H or 1, L, S), true blocks
+  std::vector<at::Tensor> add;         // (N or 1, H or 1, L, S), -inf blocks
+
+  bool allows_everything() const;
+};
+
+/// Checks every term of `mask` against `sizes` and `device`. Throws `c10::Error` naming the
+/// constructor, the shapes it accepts and the one found.
+ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device device);
+
+/// A mask as the plain path uses it. Both broadcast to (N, H, L, S + extra).
+struct DenseMask {
+  at::Tensor allowed;  // bool; undefined: everything is allowed
+  at::Tensor added;    // `dtype` of the scores, finite or NaN; undefined: nothing is added
+};
+
+/// Merges all terms. Blocks are decided on the tensors as given, before any of them is rounded
+/// to `dtype` or summed, so that large finite terms never turn into blocks.
+DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device device);
+
+}  // namespace mha::detail

@@ -1,0 +1,114 @@
+#include <mha/scaled_dot_product_attention.h>
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <ostream>
+
+#include "attention.h"
+#include "resolved_mask.h"
+
+namespace mha {
+namespace {
+
+void check_options(const AttentionOptions& options) {
+  TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,
+              "scaled_dot_product_attention: dropout: expected a probability in [0, 1], found ",
+              options.dropout());
+  TORCH_CHECK(!options.scale() || std::isfinite(*options.scale()),
+              "scaled_dot_product_attention: scale: expected a finite number, found ",
+              options.scale().value_or(0));
+}
+
+void check_like_query(const char* name, const at::Tensor& tensor, const at::Tensor& query) {
+  TORCH_CHECK(tensor.defined(), "scaled_dot_product_attention: ", name,
+              ": expected a tensor, found an undefined one");
+  TORCH_CHECK(tensor.scalar_type() == query.scalar_type(),
+              "scaled_dot_product_attention: ", name, ": expected the dtype of query, ",
+              query.scalar_type(), ", found ", tensor.scalar_type());
+  TORCH_CHECK(tensor.device() == query.device(), "scaled_dot_product_attention: ", name,
+              ": expected the device of query, ", query.device(), ", found ", tensor.device());
+  TORCH_CHECK(tensor.dim() == query.dim(), "scaled_dot_product_attention: ", name,
+              ": expected ", query.dim(), " dimensions like query ", query.sizes(), ", found ",
+              tensor.sizes());
+  const auto leading = query.dim() - 3;
+  TORCH_CHECK(tensor.sizes().slice(0, leading) == query.sizes().slice(0, leading),
+              "scaled_dot_product_attention: ", name,
+              ": expected the leading dimensions of query ", query.sizes(), ", found ",
+              tensor.sizes());
+}
+
+void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  TORCH_CHECK(query.defined(),
+              "scaled_dot_product_attention: query: expected a tensor, found an undefined one");
+  TORCH_CHECK(query.is_floating_point(),
+              "scaled_dot_product_attention: query: expected a floating dtype, found ",
+              query.scalar_type());
+  TORCH_CHECK(query.dim() >= 3,
+              "scaled_dot_product_attention: query: expected shape (..., H, L, D), found ",
+              query.sizes());
+  check_like_query("key", key, query);
+  check_like_query("value", value, query);
+  TORCH_CHECK(
+      query.size(-1) > 0 && query.size(-3) > 0,
+      "scaled_dot_product_attention: query: expected H > 0 and D > 0 in (..., H, L, D), "
+      "found ",
+      query.sizes());
+  TORCH_CHECK(key.size(-1) == query.size(-1),
+              "scaled_dot_product_attention: key: expected the head size of query, ",
+              query.size(-1), ", found ", key.size(-1), " in ", key.sizes());
+  TORCH_CHECK(
+      key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
+      "scaled_dot_product_attention: key: expected a number of heads that divides query's ",
+      query.size(-3), ", found ", key.size(-3), " in ", key.sizes());
+  TORCH_CHECK(value.size(-3) == key.size(-3) && value.size(-2) == key.size(-2),
+              "scaled_dot_product_attention: value: expected the heads and length of key, ",
+              key.size(-3), " and ", key.size(-2), ", found ", value.size(-3), " and ",
+              value.size(-2), " in ", value.sizes());
+}
+
+// Merges (or, if there are none, adds) the dimensions before the heads.
+at::Tensor with_one_batch(const at::Tensor& tensor, int64_t batch) {
+  return tensor.reshape({batch, tensor.size(-3), tensor.size(-2), tensor.size(-1)});
+}
+
+at::Tensor with_leading(const at::Tensor& tensor, at::IntArrayRef leading) {
+  if (!tensor.defined()) return tensor;
+  std::vector<int64_t> sizes = leading.vec();
+  for (int64_t d = 1; d < tensor.dim(); ++d) sizes.push_back(tensor.size(d));
+  return tensor.view(sizes);
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& stream, Weights weights) {
+  switch (weights) {
+    case Weights::none:
+      return stream << "none";
+    case Weights::averaged:
+      return stream << "averaged";
+    case Weights::per_head:
+      return stream << "per_head";
+  }
+  return stream << "?";
+}
+
+AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
+                                             const at::Tensor& value, const Mask& mask,
+                                             const AttentionOptions& options) {
+  check_options(options);
+  check_inputs(query, key, value);
+  const auto leading = query.sizes().slice(0, query.dim() - 3);
+  const int64_t batch = c10::multiply_integers(leading);
+  const auto resolved = detail::resolve(
+      mask, {leading, batch, query.size(-3), query.size(-2), key.size(-2)}, query.device());
+  if (query.dim() == 4) {
+    return detail::attention(query, key, value, resolved, options);
+  }
+  const auto result =
+      detail::attention(with_one_batch(query, batch), with_one_batch(key, batch),
+                        with_one_batch(value, batch), resolved, options);
+  return {with_leading(result.output, leading), with_leading(result.weights, leading)};
+}
+
+}  // namespace mha

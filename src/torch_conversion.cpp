@@ -1,0 +1,147 @@
+#include <mha/torch_conversion.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+namespace mha {
+namespace {
+
+// Gives `target` the value, dtype, device and frozen flag of `source`.
+void assign(const at::Tensor& target, const at::Tensor& source, bool requires_grad) {
+  torch::NoGradGuard no_grad;
+  target.set_data(source.detach().clone());
+  target.set_requires_grad(requires_grad);
+}
+
+// Puts the CPU's random generator back: torch's constructor draws, a conversion should not.
+class KeepCpuGenerator {
+ public:
+  KeepCpuGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  ~KeepCpuGenerator() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  KeepCpuGenerator(const KeepCpuGenerator&) = delete;
+  KeepCpuGenerator& operator=(const KeepCpuGenerator&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+// torch's three input projections, packed into one parameter or apart.
+struct InputProjections {
+  std::vector<at::Tensor> weights;
+  bool packed;
+};
+
+InputProjections input_projections(const torch::nn::MultiheadAttentionImpl& module) {
+  if (module.in_proj_weight.defined() && module.in_proj_weight.numel() > 0) {
+    return {module.in_proj_weight.chunk(3), true};
+  }
+  return {{module.q_proj_weight, module.k_proj_weight, module.v_proj_weight}, false};
+}
+
+void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_dim) {
+  TORCH_CHECK(head_dim * options.num_heads() == options.d_model(),
+              "to_torch: head_dim: expected d_model / num_heads = ", options.d_model(), " / ",
+              options.num_heads(), ", which is all that torch's module has, found ", head_dim);
+  const double default_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  TORCH_CHECK(!options.scale() || *options.scale() == default_scale,
+              "to_torch: scale: expected 1 / sqrt(head_dim) = ", default_scale,
+              ", which is all that torch's module has, found ", options.scale().value_or(0));
+}
+
+}  // namespace
+
+MultiHeadAttention from_torch(const torch::nn::MultiheadAttention& module) {
+  const auto& theirs = module->options;
+  const auto [weights, packed] = input_projections(*module);
+  MultiHeadAttention result(MultiHeadAttentionOptions(theirs.embed_dim(), theirs.num_heads())
+                                .kdim(theirs.kdim())
+                                .vdim(theirs.vdim())
+                                .bias(theirs.bias())
+                                .dropout(theirs.dropout())
+                                .add_bias_kv(theirs.add_bias_kv())
+                                .add_zero_attn(theirs.add_zero_attn())
+                                .batch_first(false)
+                                .weights(Weights::averaged)
+                                .weights_after_dropout(true)
+                                .dtype(weights[0].scalar_type())
+                                .device(weights[0].device()),
+                            detail::Undrawn{});
+  const std::vector<torch::nn::Linear> inputs{result->W_q, result->W_k, result->W_v};
+  for (size_t i = 0; i < 3; ++i) {
+    const bool trained =
+        packed ? module->in_proj_weight.requires_grad() : weights[i].requires_grad();
+    assign(inputs[i]->weight, weights[i], trained);
+  }
+  assign(result->W_o->weight, module->out_proj->weight,
+         module->out_proj->weight.requires_grad());
+  if (theirs.bias()) {
+    const auto biases = module->in_proj_bias.chunk(3);
+    for (size_t i = 0; i < 3; ++i) {
+      assign(inputs[i]->bias, biases[i], module->in_proj_bias.requires_grad());
+    }
+    assign(result->W_o->bias, module->out_proj->bias, module->out_proj->bias.requires_grad());
+  }
+  if (theirs.add_bias_kv()) {
+    assign(result->bias_k, module->bias_k, module->bias_k.requires_grad());
+    assign(result->bias_v, module->bias_v, module->bias_v.requires_grad());
+  }
+  result->train(module->is_training());
+  return result;
+}
+
+torch::nn::MultiheadAttention to_torch(const MultiHeadAttention& module) {
+  const auto& ours = module->options;
+  check_expressible(ours, module->head_dim());
+  const KeepCpuGenerator keep_generator;
+  torch::nn::MultiheadAttention result(
+      torch::nn::MultiheadAttentionOptions(ours.d_model(), ours.num_heads())
+          .kdim(ours.kdim().value_or(ours.d_model()))
+          .vdim(ours.vdim().value_or(ours.d_model()))
+          .bias(ours.bias())
+          .dropout(ours.dropout())
+          .add_bias_kv(ours.add_bias_kv())
+          .add_zero_attn(ours.add_zero_attn()));
+  torch::NoGradGuard no_grad;
+  const std::vector<torch::nn::Linear> inputs{module->W_q, module->W_k, module->W_v};
+  bool any_weight_trained = false, any_bias_trained = false;
+  std::vector<at::Tensor> weights, biases;
+  for (const auto& linear : inputs) {
+    weights.push_back(linear->weight);
+    any_weight_trained |= linear->weight.requires_grad();
+    if (!ours.bias()) continue;
+    biases.push_back(linear->bias);
+    any_bias_trained |= linear->bias.requires_grad();
+  }
+  if (result->_qkv_same_embed_dim) {
+    assign(result->in_proj_weight, at::cat(weights), any_weight_trained);
+  } else {
+    assign(result->q_proj_weight, weights[0], weights[0].requires_grad());
+    assign(result->k_proj_weight, weights[1], weights[1].requires_grad());
+    assign(result->v_proj_weight, weights[2], weights[2].requires_grad());
+  }
+  assign(result->out_proj->weight, module->W_o->weight, module->W_o->weight.requires_grad());
+  if (ours.bias()) {
+    assign(result->in_proj_bias, at::cat(biases), any_bias_trained);
+    assign(result->out_proj->bias, module->W_o->bias, module->W_o->bias.requires_grad());
+  }
+  if (ours.add_bias_kv()) {
+    assign(result->bias_k, module->bias_k, module->bias_k.requires_grad());
+    assign(result->bias_v, module->bias_v, module->bias_v.requires_grad());
+  }
+  result->train(module->is_training());
+  return result;
+}
+
+}  // namespace mha

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <mha/weight_file.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "weights/safetensors.h"
+
+namespace mha::detail {
+
+/// Shapes of a module's parameters by name (`W_q.weight`, ..., `bias_v`).
+using ParameterShapes = std::map<std::string, std::vector<int64_t>>;
+
+/// One tensor of a layout: `parameters` of the module, one below the other along dimension 0.
+struct LayoutTensor {
+  std::string name;
+  std::vector<std::string> parameters;
+  std::vector<int64_t> shape;
+};
+
+/// The tensors that hold a module with these parameters. Throws `c10::Error` that starts with
+/// `path` if the layout cannot express them.
+std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
+                                         const ParameterShapes& parameters);
+
+/// The layout of the layer at the prefix: the one named in `options`, or the one whose names
+/// are there. Throws `c10::Error` that lists what lies there, and the prefixes at which the
+/// file does have a layer, if there is not exactly one.
+Layout find_layout(const SafetensorsFile& file, const WeightFileOptions& options);
+
+/// The parameters of the layer at `prefix`, as its tensors tell them. A tensor that is missing
+/// is taken to be there in the usual shape, so that a comparison with the file finds it. Throws
+/// `c10::Error` if the shapes tell no layer.
+ParameterShapes parameter_shapes_in(const SafetensorsFile& file, Layout layout,
+                                    const std::string& prefix);
+
+/// Whether the layout has a place for `name` outside of attention, which readers pass over.
+bool is_ignored(Layout layout, const std::string& name);
+
+/// `prefix` and `name` joined by a dot; `name` alone if the prefix is empty.
+std::string join(const std::string& prefix, const std::string& name);
+
+/// The names in the file that stand at the prefix, without it.
+std::vector<std::string> names_at(const SafetensorsFile& file, const std::string& prefix);
+
+}  // namespace mha::detail

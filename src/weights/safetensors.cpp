@@ -1,0 +1,232 @@
+#include "weights/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "weights/safetensors_header.h"
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "safetensors files are little-endian: reading and writing needs byte swaps here"
+#endif
+
+namespace mha::detail {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr size_t kLengthSize = 8;  // the header's length, in front of it
+
+std::string last_error() {
+  return errno == 0 ? "unknown error" : std::generic_category().message(errno);
+}
+
+// A file, or a link to one: renaming a file over a device or a pipe would replace it.
+void check_regular_file(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  TORCH_CHECK(fs::exists(status), path,
+              ": cannot be opened: ", error ? error.message() : "No such file or directory");
+  TORCH_CHECK(fs::is_regular_file(status), path, ": expected a regular file, found ",
+              fs::is_directory(status) ? "a directory" : "a device, pipe or socket");
+}
+
+/// Tensors in the order in which they are stored.
+using OrderedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+OrderedTensors in_file_order(const std::string& path, const TensorFile& file) {
+  OrderedTensors ordered(file.tensors.begin(), file.tensors.end());
+  for (const auto& [name, tensor] : ordered) {
+    TORCH_CHECK(name != "__metadata__", path, ": tensor '__metadata__': the name is reserved");
+    TORCH_CHECK(tensor.defined(), path, ": tensor ", excerpt(name), ": it is undefined");
+    TORCH_CHECK(tensor.layout() == at::kStrided && find_dtype(tensor.scalar_type()) != nullptr,
+                path, ": tensor ", excerpt(name),
+                ": expected a dense tensor of a real dtype, found ", tensor.toString());
+  }
+  // Stable: names of one dtype stay in the order of the map.
+  std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
+    return find_dtype(a.second.scalar_type()) > find_dtype(b.second.scalar_type());
+  });
+  return ordered;
+}
+
+// Strings with their escapes, as JSON writes them.
+std::string json_string(const std::string& path, const std::string& text) {
+  try {
+    return nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    TORCH_CHECK(false, path, ": ", excerpt(text), ": expected UTF-8");
+  }
+}
+
+std::string header_text(const std::string& path, const Metadata& metadata,
+                        const OrderedTensors& tensors) {
+  std::string text;
+  for (const auto& [key, value] : metadata) {
+    text += (text.empty() ? "{\"__metadata__\":{" : ",") + json_string(path, key) + ":" +
+            json_string(path, value);
+  }
+  text += text.empty() ? "{" : tensors.empty() ? "}" : "},";
+  int64_t position = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const int64_t end = position + static_cast<int64_t>(tensor.numel() * tensor.element_size());
+    text += json_string(path, name) + ":{\"dtype\":\"";
+    text += find_dtype(tensor.scalar_type())->name;
+    text += "\",\"shape\":" + nlohmann::json(tensor.sizes().vec()).dump() +
+            ",\"data_offsets\":" + nlohmann::json({position, end}).dump() + "},";
+    position = end;
+  }
+  if (text.back() == ',') text.pop_back();
+  text += "}";
+  text.append((8 - text.size() % 8) % 8, ' ');  // the data is aligned for its widest type
+  TORCH_CHECK(static_cast<int64_t>(text.size()) <= kMaxHeaderSize, path,
+              ": header: expected at most ", kMaxHeaderSize, " bytes, found ", text.size());
+  return text;
+}
+
+// A file that disappears again unless it was given its final name.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const fs::path& target) : target_(target) {
+    std::random_device random;
+    // Not derived from the target's name, which may be as long as names can be.
+    path_ = target.parent_path() /
+            (".mha-" + std::to_string(random()) + "-" + std::to_string(random()) + ".tmp");
+    errno = 0;
+    stream_.open(path_, std::ios::binary);
+    TORCH_CHECK(stream_.is_open(), target_.string(), ": cannot be written: ", last_error());
+  }
+  ~TemporaryFile() {
+    stream_.close();
+    std::error_code ignored;  // after a rename there is nothing left to remove
+    fs::remove(path_, ignored);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void write(const void* data, size_t size) {
+    errno = 0;
+    stream_.write(static_cast<const char*>(data), static_cast<std::streamsize>(size));
+    check(stream_.good());
+  }
+
+  void rename_to_target() {
+    errno = 0;
+    stream_.close();
+    check(stream_.good());
+    std::error_code error;
+    fs::rename(path_, target_, error);
+    TORCH_CHECK(!error, target_.string(), ": cannot be written: ", error.message());
+  }
+
+ private:
+  void check(bool good) const {
+    TORCH_CHECK(good, target_.string(), ": cannot be written: ", last_error());
+  }
+
+  fs::path target_, path_;
+  std::ofstream stream_;
+};
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
+  check_regular_file(path_);
+  errno = 0;
+  stream_.open(path_, std::ios::binary | std::ios::ate);
+  TORCH_CHECK(stream_.is_open(), path_, ": cannot be opened: ", last_error());
+  const auto file_size = static_cast<int64_t>(stream_.tellg());
+
+  std::array<unsigned char, kLengthSize> bytes{};
+  stream_.seekg(0);
+  stream_.read(reinterpret_cast<char*>(bytes.data()), kLengthSize);
+  TORCH_CHECK(stream_.gcount() == kLengthSize, path_,
+              ": expected the header's length in 8 bytes, ", "found a file of ", file_size,
+              " bytes");
+  uint64_t header_size = 0;
+  for (size_t i = kLengthSize; i-- > 0;) header_size = header_size << 8 | bytes[i];
+  TORCH_CHECK(header_size <= static_cast<uint64_t>(kMaxHeaderSize), path_,
+              ": header: expected a length of at most ", kMaxHeaderSize, " bytes, found ",
+              header_size);
+  data_start_ = static_cast<int64_t>(kLengthSize + header_size);
+  TORCH_CHECK(data_start_ <= file_size, path_, ": header: expected ", header_size,
+              " bytes, found ", file_size - static_cast<int64_t>(kLengthSize), " in the file");
+
+  std::string text(header_size, '\0');
+  stream_.read(text.data(), static_cast<std::streamsize>(header_size));
+  TORCH_CHECK(stream_.gcount() == static_cast<std::streamsize>(header_size), path_,
+              ": header: expected ", header_size, " bytes, found ", stream_.gcount());
+  SafetensorsHeader header = parse_safetensors_header(path_, text, file_size - data_start_);
+  entries_ = std::move(header.entries);
+  metadata_ = std::move(header.metadata);
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) {
+  const auto found = entries_.find(name);
+  TORCH_CHECK(found != entries_.end(), path_, ": tensor ", excerpt(name), ": not in the file");
+  const TensorEntry& entry = found->second;
+  TORCH_CHECK(entry.dtype->type.has_value(), path_, ": tensor ", excerpt(name),
+              ": expected a dtype that can be read, found ", entry.dtype->name);
+  at::Tensor tensor =
+      at::empty(entry.shape, at::TensorOptions().dtype(*entry.dtype->type).device(at::kCPU));
+  const auto size = static_cast<std::streamsize>(entry.end - entry.begin);
+  if (size == 0) return tensor;
+
+  stream_.clear();
+  stream_.seekg(data_start_ + entry.begin);
+  stream_.read(static_cast<char*>(tensor.data_ptr()), size);
+  TORCH_CHECK(stream_.gcount() == size, path_, ": tensor ", excerpt(name), ": expected ", size,
+              " bytes, found ", stream_.gcount(), ": the file was cut after it was opened");
+  if (entry.dtype->type == at::kBool) {
+    // Any other byte in a bool is undefined behaviour.
+    const auto* begin = static_cast<const unsigned char*>(tensor.data_ptr());
+    const auto* bad =
+        std::find_if(begin, begin + size, [](unsigned char byte) { return byte > 1; });
+    TORCH_CHECK(bad == begin + size, path_, ": tensor ", excerpt(name),
+                ": expected bytes 0 and 1 for BOOL, found ", static_cast<int>(*bad), " at ",
+                bad - begin);
+  }
+  return tensor;
+}
+
+TensorFile read_safetensors(const std::string& path) {
+  SafetensorsFile file(path);
+  TensorFile contents;
+  contents.metadata = file.metadata();
+  for (const auto& [name, entry] : file.entries()) contents.tensors[name] = file.read(name);
+  return contents;
+}
+
+void write_safetensors(const std::string& path, const TensorFile& file) {
+  const OrderedTensors tensors = in_file_order(path, file);
+  const std::string header = header_text(path, file.metadata, tensors);
+  std::array<unsigned char, kLengthSize> length{};
+  for (size_t i = 0; i < kLengthSize; ++i) {
+    length[i] = static_cast<unsigned char>(header.size() >> 8 * i);
+  }
+
+  std::error_code error;
+  if (fs::exists(fs::status(path, error))) check_regular_file(path);
+  // Through a link, so that the file it points to is replaced and not the link.
+  const fs::path target = fs::is_symlink(fs::symlink_status(path, error))
+                              ? fs::weakly_canonical(path, error)
+                              : fs::path(path);
+  TemporaryFile out(target);
+  out.write(length.data(), length.size());
+  out.write(header.data(), header.size());
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor data = tensor.detach().resolve_neg().cpu().contiguous();
+    if (data.numel() > 0) out.write(data.data_ptr(), data.nbytes());
+  }
+  out.rename_to_target();
+}
+
+}  // namespace mha::detail

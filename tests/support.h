@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+/// What all tests share: seeded random draws and comparisons that say what differs and where.
+/// The oracle is in oracle.h, whole random settings of the module in random_configuration.h.
+namespace mha::test {
+
+/// Draws that depend on the seed alone: not on the machine, the test order or torch's
+/// generator.
+class Random {
+ public:
+  explicit Random(uint64_t seed);
+
+  /// An integer in [low, high].
+  int64_t between(int64_t low, int64_t high);
+  /// true with the given probability.
+  bool chance(double probability);
+  /// One of the elements.
+  template <typename T>
+  const T& pick(const std::vector<T>& from) {
+    return from[between(0, static_cast<int64_t>(from.size()) - 1)];
+  }
+
+  /// Standard normal numbers, drawn in float64 and rounded to `dtype`, so that one seed gives
+  /// the same data in every dtype.
+  at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat);
+  /// A bool tensor, true with the given probability.
+  at::Tensor coins(at::IntArrayRef shape, double probability);
+
+ private:
+  std::mt19937_64 engine_;
+  at::Generator generator_;
+};
+
+/// The seed in the environment variable MHA_TEST_SEED, by which one failing case is run again.
+std::optional<uint64_t> seed_from_environment();
+
+/// The largest |actual - expected|, in float64; +inf if exactly one of a pair is NaN or the
+/// infinities differ. 0 for empty tensors. Two NaN and two equal infinities are equal.
+double largest_difference(const at::Tensor& actual, const at::Tensor& expected);
+
+/// Whether the shapes are equal and no element differs by more than `tolerance` (absolute).
+/// A failure reports the largest difference, where it is, and both values there. Use as
+/// `EXPECT_TRUE(is_close(output, expected, 2e-6)) << "seed " << seed;`
+::testing::AssertionResult is_close(const at::Tensor& actual, const at::Tensor& expected,
+                                    double tolerance);
+
+/// Whether dtype, shape and every bit are equal (NaN equals the same NaN, 0 is not -0).
+/// A failure counts the elements that differ and shows the first.
+::testing::AssertionResult is_bit_equal(const at::Tensor& actual, const at::Tensor& expected);
+
+/// Whether no element is NaN or infinite. A failure shows the first that is.
+::testing::AssertionResult is_finite(const at::Tensor& tensor);
+
+}  // namespace mha::test

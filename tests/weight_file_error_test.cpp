@@ -1,0 +1,229 @@
+// Guards that a file which does not fit a module is refused with all reasons at once, that the
+// module is then bit by bit as it was, and that no file appears for a module that a layout
+// cannot express. Whole messages are compared.
+#include <gtest/gtest.h>
+#include <mha/weight_file.h>
+#include <torch/torch.h>
+
+#include <sstream>
+
+#include "file_support.h"
+#include "support.h"
+#include "weight_file_support.h"
+#include "weights/safetensors.h"
+
+namespace mha {
+namespace {
+
+using detail::read_safetensors;
+using detail::TensorFile;
+using detail::write_safetensors;
+using test::are_bit_equal;
+using test::bert_model;
+using test::error_of;
+using test::parameters_of;
+using test::read_bytes;
+using test::TemporaryDirectory;
+using test::Tensors;
+using test::write_bytes;
+
+// The message with the path cut off, and the module checked to be as it was.
+std::string load_error(MultiHeadAttention& module, const std::string& path,
+                       const WeightFileOptions& options = {}) {
+  const auto before = parameters_of(*module);
+  const std::string error = error_of([&] { load(module, path, options); });
+  EXPECT_TRUE(are_bit_equal(parameters_of(*module), before)) << "after: " << error;
+  EXPECT_EQ(error.substr(0, path.size() + 2), path + ": ");
+  return error.substr(std::min(error.size(), path.size() + 2));
+}
+
+TEST(WeightFileErrorTest, AllProblemsAreInOneErrorAndTheModuleIsUntouched) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  MultiHeadAttention module(4, 2);
+  save(module, path, WeightFileOptions().prefix("p"));
+  TensorFile file = read_safetensors(path);
+  file.tensors["p.W_k.weight"] = torch::zeros({4, 5});
+  file.tensors["p.W_v.bias"] = torch::zeros({4}, at::kDouble);
+  file.tensors["p.W_o.weight"] = torch::zeros({5, 4}, at::kHalf);
+  file.tensors.erase("p.W_q.bias");
+  file.tensors.erase("p.W_o.bias");
+  file.tensors["p.bias_k"] = torch::zeros({1, 1, 4});
+  file.tensors["p.W_q.extra"] = torch::zeros({1});
+  file.metadata["mha.num_heads"] = "4";
+  write_safetensors(path, file);
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().prefix("p")),
+            "the native layer at prefix 'p' does not fit:\n"
+            "  shape of 'p.W_k.weight': expected [4, 4], found [4, 5]\n"
+            "  missing: 'p.W_o.bias', F32 [4]\n"
+            "  shape of 'p.W_o.weight': expected [4, 4], found [5, 4]\n"
+            "  dtype of 'p.W_o.weight': expected F32, found F16\n"
+            "  missing: 'p.W_q.bias', F32 [4]\n"
+            "  dtype of 'p.W_v.bias': expected F32, found F64\n"
+            "  unexpected: 'p.W_q.extra'\n"
+            "  unexpected: 'p.bias_k'\n"
+            "  num_heads: expected 2, found 4 in the metadata");
+}
+
+TEST(WeightFileErrorTest, AFileOfAnotherOptionIsRefusedInEveryLayout) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  for (const Layout layout : {Layout::native, Layout::torch, Layout::bert}) {
+    SCOPED_TRACE((std::ostringstream() << layout).str());
+    const auto error = [&](const MultiHeadAttentionOptions& saved,
+                           const MultiHeadAttentionOptions& loaded) {
+      save(MultiHeadAttention(saved), path, WeightFileOptions().layout(layout));
+      MultiHeadAttention module(loaded);
+      return load_error(module, path);
+    };
+    const MultiHeadAttentionOptions plain(4, 2);
+    const auto has = [](const std::string& text, const std::string& part) {
+      return text.find(part) != std::string::npos ? ::testing::AssertionSuccess()
+                                                  : ::testing::AssertionFailure() << text;
+    };
+    EXPECT_TRUE(has(error(MultiHeadAttentionOptions(plain).bias(false), plain), "missing: "));
+    EXPECT_TRUE(
+        has(error(plain, MultiHeadAttentionOptions(plain).bias(false)), "unexpected: "));
+    EXPECT_TRUE(has(error(plain, MultiHeadAttentionOptions(6, 2)), "expected [6"));
+    EXPECT_TRUE(has(error(plain, MultiHeadAttentionOptions(plain).dtype(at::kDouble)),
+                    "expected F64, found F32"));
+    EXPECT_TRUE(has(error(plain, MultiHeadAttentionOptions(4, 4)),
+                    "num_heads: expected 4, found 2 in the metadata"));
+    EXPECT_TRUE(has(error(plain, MultiHeadAttentionOptions(plain).kdim(3)), "[4, 3]"));
+  }
+}
+
+TEST(WeightFileErrorTest, UnexpectedNamesAreCountedWhenTheyAreMany) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  MultiHeadAttention module(4, 2);
+  TensorFile file;
+  file.tensors = parameters_of(*module);
+  for (int i = 0; i < 100; ++i) file.tensors["other." + std::to_string(i)] = torch::zeros({1});
+  write_safetensors(path, file);
+  const std::string error = load_error(module, path);
+  EXPECT_NE(error.find("unexpected: 'other.0'"), std::string::npos) << error;
+  EXPECT_NE(error.find("unexpected: 80 more"), std::string::npos) << error;
+  EXPECT_LT(error.size(), 1500u);
+}
+
+TEST(WeightFileErrorTest, InTheBertLayoutOnlyTheLayerNormIsPassedOver) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  Tensors model = bert_model(1, 4);
+  model["encoder.layer.0.attention.self.distance_embedding.weight"] = torch::zeros({7, 2});
+  write_safetensors(path, {model, {}});
+  MultiHeadAttention module(4, 2);
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().prefix("encoder.layer.0.attention")),
+            "the bert layer at prefix 'encoder.layer.0.attention' does not fit:\n"
+            "  unexpected: 'encoder.layer.0.attention.self.distance_embedding.weight'");
+}
+
+TEST(WeightFileErrorTest, AWrongPrefixIsAnsweredWithThoseThatExist) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  write_safetensors(path, {bert_model(2, 4), {}});
+  MultiHeadAttention module(4, 2);
+  const std::string there =
+      "; the file has one at 'encoder.layer.0.attention', 'encoder.layer.1.attention'";
+  EXPECT_EQ(
+      load_error(module, path, WeightFileOptions().prefix("encoder.layer.2.attention")),
+      "expected an attention layer at prefix 'encoder.layer.2.attention', found no name that "
+      "begins with it" +
+          there);
+  EXPECT_EQ(
+      load_error(module, path, WeightFileOptions().prefix("pooler")),
+      "expected an attention layer at prefix 'pooler', found the names 'dense.weight'" + there);
+  EXPECT_EQ(load_error(module, path),
+            "expected an attention layer at prefix '', found the names "
+            "'embeddings.LayerNorm.weight', 'embeddings.word_embeddings.weight', "
+            "'encoder.layer.0.attention.output.LayerNorm.bias', "
+            "'encoder.layer.0.attention.output.LayerNorm.weight', "
+            "'encoder.layer.0.attention.output.dense.bias', "
+            "'encoder.layer.0.attention.output.dense.weight', "
+            "'encoder.layer.0.attention.self.key.bias', "
+            "'encoder.layer.0.attention.self.key.weight' and 19 more" +
+                there);
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().prefix("encoder.layer.0.attention.")),
+            "expected an attention layer at prefix 'encoder.layer.0.attention.', found no name "
+            "that begins with it" +
+                there);
+}
+
+TEST(WeightFileErrorTest, ALayoutThatIsNotThereIsSaid) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  MultiHeadAttention module(4, 2);
+  save(module, path);
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().layout(Layout::torch)),
+            "expected an attention layer in the torch layout at prefix '', found the names "
+            "'W_k.bias', 'W_k.weight', 'W_o.bias', 'W_o.weight', 'W_q.bias', 'W_q.weight', "
+            "'W_v.bias', 'W_v.weight'; the file has none at any prefix");
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().prefix("x")),
+            "expected an attention layer at prefix 'x', found no name that begins with it; the "
+            "file has one at ''");
+  write_safetensors(path, {});
+  EXPECT_EQ(load_error(module, path),
+            "expected an attention layer at prefix '', found no name that begins with it; the "
+            "file has none at any prefix");
+}
+
+TEST(WeightFileErrorTest, TwoLayoutsAtOnePrefixHaveToBeTold) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  MultiHeadAttention module(4, 2);
+  save(module, path, WeightFileOptions().prefix("p"));
+  TensorFile file = read_safetensors(path);
+  file.tensors["p.in_proj_bias"] = torch::zeros({12});
+  write_safetensors(path, file);
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().prefix("p")),
+            "expected the names of one layout at prefix 'p', found those of native and torch: "
+            "'W_k.bias', 'W_k.weight', 'W_o.bias', 'W_o.weight', 'W_q.bias', 'W_q.weight', "
+            "'W_v.bias', 'W_v.weight' and 1 more; name the layout");
+  EXPECT_EQ(load_error(module, path, WeightFileOptions().prefix("p").layout(Layout::native)),
+            "the native layer at prefix 'p' does not fit:\n"
+            "  unexpected: 'p.in_proj_bias'");
+}
+
+TEST(WeightFileErrorTest, ABrokenFileLeavesTheModuleAlone) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  MultiHeadAttention module(4, 2);
+  save(module, path);
+  const std::string whole = read_bytes(path);
+  MultiHeadAttention other(4, 2);
+  for (size_t size = 0; size < whole.size(); size += 7) {
+    write_bytes(path, whole.substr(0, size));
+    EXPECT_NE(load_error(other, path), "") << size;
+  }
+  std::filesystem::remove(path);
+  EXPECT_EQ(load_error(other, path), "cannot be opened: No such file or directory");
+}
+
+TEST(WeightFileErrorTest, AModuleThatALayoutCannotExpressIsNotSaved) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const auto error = [&](const MultiHeadAttention& module, Layout layout) {
+    return error_of([&] { save(module, path, WeightFileOptions().layout(layout)); });
+  };
+  const MultiHeadAttention free_heads(MultiHeadAttentionOptions(12, 3).head_dim(5));
+  EXPECT_EQ(error(free_heads, Layout::torch),
+            path + ": the torch layout needs num_heads * head_dim = d_model, found 15 and 12");
+  const MultiHeadAttention bias_kv(MultiHeadAttentionOptions(12, 3).add_bias_kv(true));
+  EXPECT_EQ(error(bias_kv, Layout::bert),
+            path +
+                ": the bert layout has no place for bias_k and bias_v, found a module with "
+                "add_bias_kv");
+  MultiHeadAttention mixed(12, 3);
+  mixed->W_v->to(at::kDouble);
+  EXPECT_EQ(error(mixed, Layout::native),
+            path +
+                ": module: expected parameters of one dtype, found Float and Double "
+                "(W_v.weight)");
+  EXPECT_EQ(error(MultiHeadAttention(nullptr), Layout::native),
+            path + ": module: expected a module, found an empty holder");
+  EXPECT_EQ(directory.count(), 0);
+}
+
+}  // namespace
+}  // namespace mha
