@@ -82,11 +82,12 @@ python3 -c 'import torch; print(torch.utils.cmake_prefix_path)'" PARENT_SCOPE)
   endif()
 
   # Two OpenMP runtimes in one process fight over the cores, so link the one that LibTorch brings,
-  # under whatever name. That is GCC's; code that Clang makes would need a second, and then runs
-  # mha's own loops (not ATen's) on one thread instead.
+  # under whatever name. That is GCC's; code that Clang makes would need a second, so it runs mha's
+  # own loops (not ATen's) on one thread instead. So does code under the thread sanitizer, which
+  # sees no fork and no join in GCC's runtime and would report every loop.
   if(NOT TARGET mha::openmp)
     add_library(mha::openmp INTERFACE IMPORTED ${scope})
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
       file(GLOB runtime "${root}/lib/libgomp*.so*")
       list(LENGTH runtime count)
       if(count EQUAL 1)

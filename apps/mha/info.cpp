@@ -1,7 +1,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/StringUtil.h>
 #include <fmt/format.h>
+#include <mha/cpu_isa.h>
 #include <mha/version.h>
 
 #include <memory>
@@ -9,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_path.h"
 #include "command.h"
 #include "text.h"
 
@@ -20,9 +23,15 @@ struct Kernel {
   bool active;
 };
 
-/// Every path that computes attention, the one that a call takes today marked active.
+/// Every way in which attention is computed, the one in use marked active.
 std::vector<Kernel> kernels() {
-  return {{"plain", "composition in ATen calls; any device and dtype", true}};
+  const bool plain = detail::plain_is_forced();
+  std::vector<Kernel> kernels;
+  for (const CpuIsa isa : available_cpu_isas()) {
+    kernels.push_back({c10::str(isa), "fused; float32 on the CPU", !plain && isa == cpu_isa()});
+  }
+  kernels.push_back({"plain", "composition in ATen calls; for all else", plain});
+  return kernels;
 }
 
 /// What stands between `key` and `end` in one of LibTorch's own reports, "unknown" if absent.
