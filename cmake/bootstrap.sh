@@ -52,11 +52,11 @@ install_packages() {
   if [[ $1 == test ]]; then need libgtest-dev compiles gtest/gtest.h; fi
   if [[ ${#missing[@]} -eq 0 ]]; then return; fi
 
-  local as_root=()
+  local as_root=() tool
   if [[ $EUID -ne 0 ]]; then as_root=(sudo); fi
-  if ! command -v apt-get "${as_root[@]}" >/dev/null; then
-    fail "these packages are missing, and installing them takes apt-get and root: ${missing[*]}"
-  fi
+  for tool in apt-get "${as_root[@]}"; do
+    command -v "$tool" >/dev/null || fail "no $tool to install what is missing: ${missing[*]}"
+  done
   step "reading the package lists (apt-get update)" "${as_root[@]}" apt-get update
   step "installing ${missing[*]}" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y --no-install-recommends "${missing[@]}"

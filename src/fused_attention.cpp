@@ -287,6 +287,14 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
 AttentionOutput fused_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call) {
+  if (query.scalar_type() != at::kFloat) {
+    // The half types are for storage: widened here, a copy of the inputs but never of a map.
+    const auto wide = fused_attention(query.to(at::kFloat), key.to(at::kFloat),
+                                      value.to(at::kFloat), mask, call);
+    const auto dtype = query.scalar_type();
+    return {wide.output.to(dtype),
+            wide.weights.defined() ? wide.weights.to(dtype) : at::Tensor()};
+  }
   const bool wants_gradient =
       at::GradMode::is_enabled() &&
       (query.requires_grad() || key.requires_grad() || value.requires_grad());

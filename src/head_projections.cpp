@@ -14,19 +14,18 @@
 namespace mha::detail {
 namespace {
 
-// Whether the kernels can compute a layer.
-bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
-  if (plain_is_forced() || torch_compat::autocast_enabled(at::kCPU)) return false;
-  for (const auto& tensor : {input, layer.weight, layer.bias}) {
-    if (!tensor.defined()) continue;
-    if (!tensor.device().is_cpu() || tensor.scalar_type() != at::kFloat) return false;
-  }
-  return input.numel() > 0;
-}
-
 bool wants_gradient(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
   return at::GradMode::is_enabled() && (input.requires_grad() || layer.weight.requires_grad() ||
                                         (layer.bias.defined() && layer.bias.requires_grad()));
+}
+
+// Whether the kernels can compute a layer. They compute in float32; torch's own float16 layer
+// is several times slower, its bfloat16 layer is not.
+bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
+  if (plain_is_forced() || torch_compat::autocast_enabled(at::kCPU)) return false;
+  const auto dtype = layer.weight.scalar_type();
+  if (!input.device().is_cpu() || input.numel() == 0) return false;
+  return dtype == at::kFloat || (dtype == at::kHalf && !wants_gradient(input, layer));
 }
 
 // Memory for (N, T + extra, H, D) in an order that suits the attention kernels:
@@ -50,13 +49,16 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
                          const Tokens& tokens) {
   const auto& options = module.options;
   const int64_t extra = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
-  const int64_t keys = tokens.key.size(1);
-  const auto q = empty_heads(tokens.query, module, 0);
-  const auto k = empty_heads(tokens.key, module, extra);
-  const auto v = empty_heads(tokens.value, module, extra);
-  project({{tokens.query, module.W_q.get(), 0, whole_rows(q)},
-           {tokens.key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
-           {tokens.value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
+  const auto query = tokens.query.to(at::kFloat);
+  const auto key = tokens.key.is_same(tokens.query) ? query : tokens.key.to(at::kFloat);
+  const auto value = tokens.value.is_same(tokens.key) ? key : tokens.value.to(at::kFloat);
+  const int64_t keys = key.size(1);
+  const auto q = empty_heads(query, module, 0);
+  const auto k = empty_heads(key, module, extra);
+  const auto v = empty_heads(value, module, extra);
+  project({{query, module.W_q.get(), 0, whole_rows(q)},
+           {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
+           {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
           cache);
   if (options.add_bias_kv()) {
     const int64_t h = options.num_heads(), d = module.head_dim();
@@ -122,7 +124,9 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
 at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           const at::Tensor& heads) {
   const auto merged = heads.transpose(1, 2).flatten(2);
-  if (!takes_kernels(merged, *module.W_o)) return module.W_o->forward(merged);
+  if (!takes_kernels(merged, *module.W_o)) {
+    return module.W_o->forward(merged.to(module.W_o->weight.scalar_type()));
+  }
   const int64_t n = merged.size(0), l = merged.size(1), e = module.options.d_model();
   const auto output = module.options.batch_first()
                           ? at::empty({n, l, e}, merged.options())
@@ -130,7 +134,7 @@ at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
   const Projection projection{merged, module.W_o.get(), 3, output};
   if (wants_gradient(merged, *module.W_o)) return detail::project_recorded(projection, cache);
   project({projection}, cache);
-  return output;
+  return output.to(module.W_o->weight.scalar_type());
 }
 
 }  // namespace mha::detail

@@ -9,22 +9,32 @@
 namespace mha::detail {
 namespace {
 
-template <size_t N>
-std::array<float, N> sample(const at::Tensor& weight) {
-  std::array<float, N> values{};
-  const int64_t rows = weight.size(0), columns = weight.size(1), count = rows * columns;
-  const float* data = weight.data_ptr<float>();
+template <size_t N, typename Bits>
+void sample(const at::Tensor& weight, std::array<uint32_t, N>& values) {
+  const int64_t columns = weight.size(1), count = weight.numel();
+  const auto* data = static_cast<const Bits*>(weight.data_ptr());
   // An odd step visits all columns as it goes down the rows.
   const int64_t step = std::max<int64_t>(1, count / static_cast<int64_t>(N) - 1) | 1;
   for (size_t i = 0; i < N; ++i) {
     const int64_t at = static_cast<int64_t>(i) * step % count;
     values[i] = data[at / columns * weight.stride(0) + at % columns * weight.stride(1)];
   }
+}
+
+template <size_t N>
+std::array<uint32_t, N> sample(const at::Tensor& weight) {
+  std::array<uint32_t, N> values{};
+  if (weight.element_size() == 4) {
+    sample<N, uint32_t>(weight, values);
+  } else {
+    sample<N, uint16_t>(weight, values);
+  }
   return values;
 }
 
 at::Tensor pack(const at::Tensor& given, const cpu::Kernels& kernels) {
-  const at::Tensor weight = given.stride(1) == 1 ? given : given.contiguous();
+  const at::Tensor wide = given.to(at::kFloat);
+  const at::Tensor weight = wide.stride(1) == 1 ? wide : wide.contiguous();
   const int64_t columns = weight.size(0), inner = weight.size(1);
   auto packed = at::empty({kernels.packed_size(inner, columns)}, weight.options());
   const int64_t panels = (columns + kernels.tile - 1) / kernels.tile;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -33,7 +34,7 @@ class PackedWeights {
     int64_t version = 0;
     const cpu::Kernels* kernels = nullptr;
     std::vector<int64_t> sizes, strides;
-    std::array<float, samples> sampled{};
+    std::array<uint32_t, samples> sampled{};  // bits
     std::shared_ptr<const at::Tensor> packed;
   };
   std::mutex mutex_;

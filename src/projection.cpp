@@ -56,7 +56,7 @@ Prepared prepare(const Projection& projection, PackedWeights& cache,
   args.group = output.dim() == 4 ? output.size(3) : columns;
   args.output_group = output.dim() == 4 ? output.stride(2) : columns;
   if (projection.layer->bias.defined()) {
-    prepared.bias = projection.layer->bias.contiguous();
+    prepared.bias = projection.layer->bias.to(at::kFloat).contiguous();
     args.bias = prepared.bias.data_ptr<float>();
   }
   prepared.packed = cache.get(projection.slot, weight, kernels);

@@ -10,6 +10,7 @@
 namespace mha::detail {
 
 /// One linear layer applied to tokens: output = input weight^T + bias, in float32 on the CPU.
+/// The parameters may be float16.
 struct Projection {
   at::Tensor input;  // (N, T, inner)
   const torch::nn::LinearImpl* layer;
