@@ -1,30 +1,38 @@
-# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [EVERY_PATH])
+# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [NEEDS <fixture>] [EVERY_PATH])
 #
 # One GoogleTest executable, every test of it known to ctest by its own name. Sources see tests/
 # and src/, since internals are tested too, and need not include what the shared precompiled
 # header holds, but should. With EVERY_PATH the whole executable runs again on each instruction set
-# of the kernels, and on the plain path.
+# of the kernels, and on the plain path. NEEDS names a ctest fixture that must be set up before.
 include(GoogleTest)
 find_package(GTest REQUIRED)
 
 function(mha_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "" "SOURCES;LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "NEEDS" "SOURCES;LIBS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "mha_add_test(${name}): expected SOURCES <file>... [LIBS <target>...]")
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE mha_test_settings ${arg_LIBS})
   target_precompile_headers(${name} REUSE_FROM mha_test_pch)
-  # Threads that wait do not spin: the tests of a parallel ctest share the cores.
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
-    PROPERTIES TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)
+  # Threads that wait do not spin: the tests of a parallel ctest share the cores. A sanitized process
+  # takes seconds to start, so there the executable is one test.
+  set(environment OMP_WAIT_POLICY=passive)
+  if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name} PROPERTIES
+      TIMEOUT 1200 ENVIRONMENT ${environment} FIXTURES_REQUIRED "${arg_NEEDS}")
+  else()
+    gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+      PROPERTIES TIMEOUT 600 ENVIRONMENT ${environment} FIXTURES_REQUIRED "${arg_NEEDS}")
+  endif()
   if(arg_EVERY_PATH)
     foreach(setting MHA_PATH=plain MHA_CPU_ISA=generic MHA_CPU_ISA=avx2 MHA_CPU_ISA=avx512)
       string(REGEX REPLACE ".*=" "" path ${setting})
       add_test(NAME ${name}.on_${path} COMMAND ${name} --gtest_brief=1)
       set_tests_properties(${name}.on_${path} PROPERTIES
         TIMEOUT 1200
-        ENVIRONMENT "OMP_WAIT_POLICY=passive;${setting}"
+        ENVIRONMENT "${environment};${setting}"
         SKIP_REGULAR_EXPRESSION "which can run here, found")
     endforeach()
   endif()

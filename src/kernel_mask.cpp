@@ -9,8 +9,6 @@
 namespace mha::detail {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 // The conjunction of all masks that speak of single keys, (N or 1, S) bytes; undefined: none.
 at::Tensor merge_key_masks(const ResolvedMask& mask) {
   at::Tensor merged;

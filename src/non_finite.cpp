@@ -5,8 +5,6 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/ones.h>
 
-#include <limits>
-
 namespace mha::detail {
 
 at::Tensor row_is_finite(const at::Tensor& tensor) {
@@ -44,7 +42,7 @@ at::Tensor open_column(const ResolvedMask& mask, int64_t j, at::Device device) {
     open = open.logical_and(block.select(3, j).logical_not());
   for (const auto& term : mask.add) {
     const auto values = term.detach().select(3, j);
-    open = open.logical_and(values.ne(-std::numeric_limits<double>::infinity()));
+    open = open.logical_and(values.ne(-infinity));
   }
   return open;
 }

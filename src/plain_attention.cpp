@@ -18,8 +18,6 @@
 namespace mha::detail {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 // left (N, H, L, X) @ right (N, Hk, X, Y) -> (N, H, L, Y). The query heads that share a
 // key/value head become rows of one product, so that the shared head is never copied.
 at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {

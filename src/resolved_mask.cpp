@@ -147,7 +147,7 @@ DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device dev
   for (const auto& keep : mask.keep) allowed = and_if_defined(allowed, keep.ne(0));
   for (const auto& block : mask.block) allowed = and_if_defined(allowed, block.logical_not());
   for (const auto& term : mask.add) {
-    const auto is_block = term.detach().eq(-std::numeric_limits<double>::infinity());
+    const auto is_block = term.detach().eq(-infinity);
     allowed = and_if_defined(allowed, is_block.logical_not());
     // Clamped, since the lowest value of a wider dtype, or the sum of two, must stay finite.
     const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()

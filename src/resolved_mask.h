@@ -9,6 +9,8 @@
 
 namespace mha::detail {
 
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
 /// The sizes that a mask is resolved against.
 struct AttentionSizes {
   at::IntArrayRef leading;  // dimensions before the heads, whose product is `batch`

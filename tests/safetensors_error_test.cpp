@@ -319,7 +319,7 @@ TEST(SafetensorsErrorTest, AHostileFileCostsLessThanASecondAnd16MiBBeyondItsSize
     write_bytes(path, safetensors_bytes(hostile.header));
     std::string error;
     std::chrono::duration<double> seconds{};
-    const int64_t memory = memory_of([&] {
+    [[maybe_unused]] const int64_t memory = memory_of([&] {
       const auto start = std::chrono::steady_clock::now();
       error = error_of([&] { SafetensorsFile file(path); });
       seconds = std::chrono::steady_clock::now() - start;

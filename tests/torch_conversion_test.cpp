@@ -158,8 +158,9 @@ TEST(TorchConversionTest, FrozenFlagsTrainingModeAndDtypeAreCarriedBothWays) {
     EXPECT_TRUE(ours->bias_v.requires_grad());
     const auto back = to_torch(ours);
     EXPECT_EQ(back->is_training(), frozen);
+    const auto carried_parameters = back->named_parameters();
     for (const auto& parameter : theirs->named_parameters()) {
-      const auto& carried = back->named_parameters()[parameter.key()];
+      const auto& carried = carried_parameters[parameter.key()];
       EXPECT_EQ(carried.requires_grad(), parameter->requires_grad()) << parameter.key();
       EXPECT_EQ(carried.scalar_type(), at::kDouble) << parameter.key();
     }
