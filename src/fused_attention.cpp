@@ -93,6 +93,16 @@ ForwardResult forward(const at::Tensor& query, const at::Tensor& key, const at::
   args.weights_after_dropout = call.weights_after_dropout;
   args.mask = packed.mask;
   args.dropout = kernel_dropout(call);
+  if (kernels.can_decode(args)) {
+    const auto partials = at::empty({kernels.decode_partials(args)}, q.options());
+    float* data = partials.data_ptr<float>();
+    const int64_t chunks = (args.keys + kernels.decode_chunk - 1) / kernels.decode_chunk;
+    run_tasks(
+        n * args.kv_heads * chunks, kernels.decode_scratch(args),
+        [&](int64_t i, float* scratch) { kernels.decode(args, i, i + 1, scratch, data); });
+    kernels.merge_decoded(args, data);
+    return result;
+  }
   const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
   run_tasks(averaged ? n * tiles : n * h * tiles, kernels.forward_scratch(args),
             [&](int64_t i, float* scratch) { kernels.forward(args, i, i + 1, scratch); });

@@ -124,6 +124,10 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
       }
     }
   }
+  // A band that holds every pair, such as causal for one query, is none.
+  if (resolved.band.low <= 1 - sizes.queries && resolved.band.high >= sizes.keys - 1) {
+    resolved.band = {};
+  }
   return resolved;
 }
 

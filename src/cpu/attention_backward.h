@@ -27,7 +27,7 @@ constexpr int wide_vectors = 2;
 #endif
 constexpr int wide_rows = 6;
 
-// Up to here the weights and their gradients of a tile are kept for all keys.
+// Up to so many keys that a tile sees, their weights and gradients are kept.
 constexpr int64_t few_keys = 256;
 
 struct BackwardTile {
@@ -37,16 +37,16 @@ struct BackwardTile {
   float *query, *grad_output;            // [D][tile], [Dv][tile]
   float *weights, *grad_scores, *terms;  // [key][tile]
   float* grad_query;                     // [tile][D]
-  bool keeps_all;                        // weights and grad_scores hold all keys
+  bool keeps_all;     // weights and grad_scores hold all keys that the tile sees
+  int64_t first_key;  // of those
   float maximum[tile], factor[tile], delta[tile];
   TileDropout dropout;
 };
 
-MHA_INLINE bool keeps_all(const AttentionBackward& args) {
-  return args.keys <= few_keys;
-}
+// Keys of weights and grad_scores: a tile that sees few keeps them all, else there is one
+// block.
 MHA_INLINE int64_t kept_keys(const AttentionBackward& args) {
-  return keeps_all(args) ? max64(args.keys, key_block) : key_block;
+  return few_keys + args.keys - args.mask.keys;
 }
 
 template <int M, int V>
@@ -120,7 +120,10 @@ MHA_INLINE void load_lanes(const float* values, Vec (&v)[V]) {
 
 // Where a block's rows lie in `weights` and `grad_scores`.
 MHA_INLINE int64_t block_offset(const BackwardTile& t, const KeyBlock& block) {
-  return t.keeps_all ? block.first * tile : 0;
+  if (!t.keeps_all) return 0;
+  const int64_t given = t.args.mask.keys;
+  return block.first < given ? (block.first - t.first_key) * tile
+                             : (few_keys + block.first - given) * tile;
 }
 
 // pass 1
@@ -295,14 +298,16 @@ static float dot(const float* a, const float* b, int64_t count) {
 
 static void backward_tile(const AttentionBackward& args, const QueryTile& at, int64_t kv_head,
                           float* scratch) {
-  BackwardTile t{args, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  BackwardTile t{args, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   t.query = scratch;
   t.grad_output = t.query + args.head_dim * tile;
   t.grad_query = t.grad_output + args.value_dim * tile;
   t.weights = t.grad_query + args.head_dim * tile;
   t.grad_scores = t.weights + kept_keys(args) * tile;
   t.terms = t.grad_scores + kept_keys(args) * tile;
-  t.keeps_all = keeps_all(args);
+  const KeySpan span = key_span(args.mask, at);
+  t.keeps_all = span.end - span.begin <= few_keys;
+  t.first_key = span.begin;
   load_tile(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
             args.scale * log2e, t.query);
   load_tile(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,

@@ -106,6 +106,19 @@ struct Kernels {
   /// Computes tiles [begin, end) of batch * heads * ceil(queries / tile), tile index fastest;
   /// of batch * ceil(queries / tile) with averaged weights, whose tiles sum over the heads.
   void (*forward)(const AttentionForward&, int64_t begin, int64_t end, float* scratch);
+  /// Whether a call has so few queries that reading keys and values decides, and asks for the
+  /// output only. Then `decode` is for it. (The backward repeats `forward`'s sums bit by bit.)
+  bool (*can_decode)(const AttentionForward&);
+  /// Keys of one task of `decode`.
+  int64_t decode_chunk;
+  int64_t (*decode_scratch)(const AttentionForward&);
+  /// Floats that all tasks leave for `merge_decoded`.
+  int64_t (*decode_partials)(const AttentionForward&);
+  /// Computes tasks [begin, end) of batch * kv_heads * ceil(keys / decode_chunk).
+  void (*decode)(const AttentionForward&, int64_t begin, int64_t end, float* scratch,
+                 float* partials);
+  /// Writes the output, after all tasks.
+  void (*merge_decoded)(const AttentionForward&, const float* partials);
   int64_t (*backward_scratch)(const AttentionBackward&);
   /// Computes key/value heads [begin, end) of batch * kv_heads.
   void (*backward)(const AttentionBackward&, int64_t begin, int64_t end, float* scratch);

@@ -24,25 +24,17 @@ namespace {
 #include "dropout.h"
 #include "weight_strip.h"
 #include "attention_forward.h"
+#include "decode.h"
 #include "attention_backward.h"
 #include "linear.h"
 #include "finite.h"
 // clang-format on
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name,
-          tile,
-          key_block,
-          pack_pairs,
-          forward_scratch,
-          forward,
-          backward_scratch,
-          backward,
-          packed_size,
-          pack_weight,
-          linear,
-          dropout_factors,
-          all_finite};
+  return {name,        tile,          key_block,        pack_pairs,     forward_scratch,
+          forward,     can_decode,    decode_chunk,     decode_scratch, decode_partials,
+          decode,      merge_decoded, backward_scratch, backward,       packed_size,
+          pack_weight, linear,        dropout_factors,  all_finite};
 }
 
 }  // namespace

@@ -97,14 +97,24 @@ MHA_INLINE uint8_t keys_class(const KernelMask& mask, int64_t n, int64_t first, 
   return open == 0 ? pairs_closed : open == keys ? pairs_open : pairs_mixed;
 }
 
+// The keys, of those that the mask speaks of, among which are all that the tile may attend to.
+struct KeySpan {
+  int64_t begin, end;
+};
+
+MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
+  const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
+  const int64_t begin = max64(0, t.first + mask.low);
+  return {begin, max64(begin, min64(limit, t.first + t.count + mask.high))};
+}
+
 // Calls visit(block) for every block of keys in which a query of the tile may attend to a key,
 // in ascending order; `keys` counts the extra keys after those that the mask speaks of.
 template <typename Visit>
 MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t queries,
                           int64_t keys, const Visit& visit) {
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
-  const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
-  const int64_t end = min64(limit, last + mask.high + 1);
+  const KeySpan span = key_span(mask, t);
   const bool adds = mask.added.data != nullptr;
   const uint64_t* pair_bits = nullptr;
   const uint8_t* pair_classes = nullptr;
@@ -114,9 +124,9 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
     pair_bits = mask.pair_bits + row * mask.keys;
     pair_classes = mask.pair_classes + row * ceil_div(mask.keys, key_block);
   }
-  int64_t k = max64(0, t.first + mask.low);
-  while (k < end) {
-    int64_t count = min64(key_block - k % key_block, end - k);
+  int64_t k = span.begin;
+  while (k < span.end) {
+    int64_t count = min64(key_block - k % key_block, span.end - k);
     const uint8_t pairs = pair_classes ? pair_classes[k / key_block] : pairs_open;
     const uint8_t given = keys_class(mask, t.n, k, count);
     if (pairs != pairs_closed && given != pairs_closed) {
@@ -127,7 +137,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
       } else {
         // At the edge of the band, in short steps and only for the vectors that see some of it.
         constexpr int64_t step = 16;
-        count = min64(step - k % step, end - k);
+        count = min64(step - k % step, span.end - k);
         const int64_t from = max64(0, k - mask.high - t.first) / lanes;
         const int64_t to = min64(vectors - 1, (k + count - 1 - mask.low - t.first) / lanes);
         visit(KeyBlock{k, count, from, to - from + 1, adds, true, bits});

@@ -1,0 +1,223 @@
+// The kernels against the plain composition, on every instruction set that this CPU has: random
+// settings, sizes around every block boundary, few queries over many keys, and the memory they
+// take.
+//
+// Tolerance: both paths are compared with the plain composition in float64, which is itself
+// compared with loops in double elsewhere. The kernels may err as much as the composition in
+// float32 does, times 4 since the largest error of one small tensor is a matter of chance, plus
+// 16 roundings of the largest value.
+
+#include "fused_attention.h"
+
+#include <gtest/gtest.h>
+#include <mha/cpu_isa.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+
+#include "attention_path.h"
+#include "plain_attention.h"
+
+namespace mha::detail {
+namespace {
+
+struct Setting {
+  int64_t batch, heads, kv_heads, queries, keys, extra, head_dim, value_dim;
+  Mask mask;
+  AttentionCall call;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Setting& s) {
+  return stream << "N=" << s.batch << " H=" << s.heads << " Hk=" << s.kv_heads
+                << " L=" << s.queries << " S=" << s.keys << "+" << s.extra
+                << " D=" << s.head_dim << " Dv=" << s.value_dim << " mask " << s.mask
+                << " dropout " << s.call.dropout << " weights " << s.call.weights << " "
+                << cpu_isa();
+}
+
+AttentionCall call_for(int64_t head_dim) {
+  return {1 / std::sqrt(static_cast<double>(head_dim)), 0, 0, Weights::none, false};
+}
+
+// What a call gives: output, weights (maybe undefined), and the gradients of q, k and v.
+using Results = std::vector<at::Tensor>;
+using Path = AttentionOutput (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const ResolvedMask&, const AttentionCall&);
+
+Results run(Path path, const Setting& s, const std::vector<at::Tensor>& inputs,
+            const at::Tensor& grad_output, at::ScalarType dtype) {
+  std::vector<at::Tensor> leaves;
+  for (const auto& input : inputs) leaves.push_back(input.to(dtype).detach().requires_grad_());
+  auto mask = resolve(s.mask, {{}, s.batch, s.heads, s.queries, s.keys}, at::kCPU);
+  mask.extra_keys = s.extra;
+  const auto result = path(leaves[0], leaves[1], leaves[2], mask, s.call);
+  const auto grads = torch::autograd::grad({result.output}, leaves, {grad_output.to(dtype)});
+  return {result.output, result.weights, grads[0], grads[1], grads[2]};
+}
+
+double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() == 0 ? 0
+                        : (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+void expect_kernels_agree(const Setting& s, int64_t seed) {
+  torch::manual_seed(seed);
+  const int64_t keys = s.keys + s.extra;
+  const std::vector<at::Tensor> inputs{
+      torch::randn({s.batch, s.queries, s.heads, s.head_dim}).transpose(1, 2),
+      torch::randn({s.batch, s.kv_heads, keys, s.head_dim}),
+      torch::randn({s.batch, s.kv_heads, keys, s.value_dim})};
+  const auto grad_output = torch::randn({s.batch, s.heads, s.queries, s.value_dim});
+  const auto expected = run(plain_attention, s, inputs, grad_output, at::kDouble);
+  const auto composed = run(plain_attention, s, inputs, grad_output, at::kFloat);
+  const char* names[] = {"output", "weights", "query gradient", "key gradient",
+                         "value gradient"};
+  for (const CpuIsa isa : available_cpu_isas()) {
+    set_cpu_isa(isa);
+    const auto actual = run(fused_attention, s, inputs, grad_output, at::kFloat);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_EQ(actual[i].defined(), expected[i].defined()) << names[i] << "; " << s;
+      if (!actual[i].defined() || actual[i].numel() == 0) continue;
+      const double rounding = expected[i].abs().max().item<double>() * 0x1p-24;
+      EXPECT_LE(largest_difference(actual[i], expected[i]),
+                6 * largest_difference(composed[i], expected[i]) + 16 * rounding)
+          << names[i] << "; seed " << seed << "; " << s;
+    }
+  }
+}
+
+class FusedAttentionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: the kernels are not in use";
+    if (std::getenv("MHA_CPU_ISA"))
+      GTEST_SKIP() << "MHA_CPU_ISA: the run without it tries them all";
+  }
+  void TearDown() override { set_cpu_isa(before_); }
+
+ private:
+  const CpuIsa before_ = cpu_isa();
+};
+
+TEST_F(FusedAttentionTest, AgreesWithThePlainPathInFiveHundredRandomSettings) {
+  for (int64_t seed = 0; seed < 500; ++seed) {
+    std::mt19937 generator(static_cast<uint32_t>(seed));
+    const auto pick = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(generator);
+    };
+    const auto chance = [&](int64_t in) { return pick(1, in) == 1; };
+    torch::manual_seed(seed);
+    const int64_t longest = chance(5) ? 300 : 60, kv_heads = pick(1, 3);
+    Setting s{pick(1, 3),
+              kv_heads * pick(1, 3),
+              kv_heads,
+              pick(1, longest),
+              pick(1, longest),
+              0,
+              0,
+              0,
+              {},
+              {}};
+    if (chance(4)) {
+      s.queries = pick(1, 4);
+      s.keys = pick(200, 1500);
+    }
+    s.extra = chance(4) ? pick(1, 2) : 0;
+    s.head_dim = chance(2) ? 64 : pick(1, 80);
+    s.value_dim = chance(2) ? s.head_dim : pick(1, 80);
+    const int64_t n = s.batch, h = s.heads, l = s.queries, k = s.keys;
+    const auto plane = [&] {
+      return std::vector<int64_t>{chance(2) ? n : 1, chance(2) ? h : 1, l, k};
+    };
+    if (chance(3)) {
+      s.mask = s.mask & Mask::causal(chance(2) ? Mask::Alignment::bottom_right
+                                               : Mask::Alignment::top_left);
+    }
+    if (chance(4)) s.mask = s.mask & Mask::window(pick(-1, 40), pick(-1, 40));
+    if (chance(4)) s.mask = s.mask & Mask::lengths(torch::randint(0, k + 1, {n}));
+    if (chance(4)) s.mask = s.mask & Mask::keep_keys(torch::rand({n, k}) > 0.3);
+    if (chance(4)) s.mask = s.mask & Mask::keep(torch::rand(plane()) > 0.4);
+    if (chance(4)) s.mask = s.mask & Mask::block(torch::rand({l, k}) > 0.7);
+    if (chance(4)) {
+      auto added = torch::randn(plane());
+      if (chance(2)) added.masked_fill_(added > 0.5, -INFINITY);
+      s.mask = s.mask & Mask::add(added);
+    }
+    s.call = call_for(s.head_dim);
+    s.call.weights = static_cast<Weights>(pick(0, 2));
+    s.call.weights_after_dropout = chance(2);
+    if (chance(3)) {
+      s.call.dropout = 0.3;
+      s.call.dropout_seed = static_cast<uint64_t>(seed);
+    }
+    expect_kernels_agree(s, seed);
+  }
+}
+
+// Tiles are 12, 24 or 48 queries, key blocks 96 keys, edges of a band 16, vectors 4, 8 or 16
+// lanes.
+TEST_F(FusedAttentionTest, AgreesAroundEveryBlockBoundary) {
+  const int64_t around[] = {15, 16, 17, 23, 24, 25, 47, 48, 49, 95, 96, 97, 191, 193, 256, 257};
+  int64_t seed = 0;
+  for (const int64_t length : around) {
+    for (const auto& mask : {Mask(), Mask::causal(), Mask::window(20, 5)}) {
+      expect_kernels_agree({1, 2, 2, length, length, 0, 16, 16, mask, call_for(16)}, ++seed);
+      expect_kernels_agree({1, 1, 1, 3, length + 256, 0, 64, 64, mask, call_for(64)}, ++seed);
+    }
+  }
+}
+
+TEST_F(FusedAttentionTest, AgreesForEveryHeadSizeAroundTheVectorWidths) {
+  int64_t seed = 1000;
+  for (const int64_t dim :
+       {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 256}) {
+    expect_kernels_agree({1, 2, 1, 20, 30, 0, dim, dim, Mask::causal(), call_for(dim)}, ++seed);
+    expect_kernels_agree({1, 2, 1, 2, 300, 0, dim, dim, Mask::causal(), call_for(dim)}, ++seed);
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// MiB of this process's memory at its highest since `reset`.
+class PeakMemory {
+ public:
+  static void reset() { std::ofstream("/proc/self/clear_refs") << 5; }
+  static double mib() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024;
+    }
+    return 0;
+  }
+};
+
+// One map of one head would be 1 GiB at 16,384 and 256 MiB at 8,192.
+TEST_F(FusedAttentionTest, LongInputsTakeNoMemoryForAMap) {
+  const auto q = torch::randn({1, 2, 16384, 64}), k = torch::randn({1, 2, 16384, 64});
+  const auto v = torch::randn({1, 2, 16384, 64});
+  const auto options = AttentionOptions().weights(Weights::none);
+  PeakMemory::reset();
+  const double before = PeakMemory::mib();
+  if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
+  const auto output = scaled_dot_product_attention(q, k, v, Mask::causal(), options).output;
+  EXPECT_LT(PeakMemory::mib() - before, 8 + 32) << "forward: the output is 8 MiB";
+
+  std::vector<at::Tensor> leaves;
+  for (const auto& t : {q, k, v}) {
+    leaves.push_back(t.narrow(2, 0, 8192).contiguous().requires_grad_());
+  }
+  PeakMemory::reset();
+  const double before_training = PeakMemory::mib();
+  scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], Mask::causal(), options)
+      .output.sum()
+      .backward();
+  EXPECT_LT(PeakMemory::mib() - before_training, 4 * 8 + 32)
+      << "training: output, its gradient and those of q, k and v are 4 MiB each";
+}
+#endif
+
+}  // namespace
+}  // namespace mha::detail
