@@ -67,7 +67,7 @@ std::vector<std::string> picture_of(const std::string& output, size_t row_label_
 
 TEST(CliTest, HelpOfEveryCommandGivesAnExampleAndSucceeds) {
   for (const std::vector<std::string>& command :
-       {std::vector<std::string>{}, {"demo"}, {"run"}, {"info"}}) {
+       {std::vector<std::string>{}, {"demo"}, {"run"}, {"info"}, {"bench"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     const ProgramResult result = run_mha(arguments);
@@ -87,7 +87,7 @@ TEST(CliTest, TheVersionIsTheLibrarys) {
 }
 
 TEST(CliTest, AWrongCallIsOneLineOnStandardError) {
-  expect_error(run_mha({}), "expected a command, demo, run or info (see mha --help)");
+  expect_error(run_mha({}), "expected a command, demo, run, info or bench (see mha --help)");
   expect_error(run_mha({"dmeo"}), "not expected: dmeo");
   expect_error(run_mha({"info", "--wrong"}), "--wrong (see mha info --help)");
   expect_error(run_mha({"demo", "--heads", "two"}),

@@ -22,5 +22,6 @@ struct Command {
 Command demo_command(CLI::App& program);
 Command run_command(CLI::App& program);
 Command info_command(CLI::App& program);
+Command bench_command(CLI::App& program);
 
 }  // namespace mha::cli

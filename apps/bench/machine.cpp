@@ -1,0 +1,155 @@
+#include "machine.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "huge_pages.h"
+#include "processor_loops.h"
+
+namespace mha::bench {
+namespace {
+
+double seconds_now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+/// The least time of `repeats` calls of work(thread), made on all threads at once. Many short
+/// calls find the moments that other programs leave free.
+template <typename Work>
+double best_seconds(int threads, int repeats, const Work& work) {
+  const ThreadCount scope(threads);
+  double best = 1e30;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const double start = seconds_now();
+    at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+      for (int64_t thread = first; thread < last; ++thread) work(thread);
+    });
+    best = std::min(best, seconds_now() - start);
+  }
+  return best;
+}
+
+double peak_of(int threads) {
+  constexpr int64_t rounds = 100000;  // a third of a millisecond, far above the start of a loop
+  const ProcessorLoops& loops = processor_loops();
+  const double seconds = best_seconds(threads, 60, [&](int64_t) {
+    [[maybe_unused]] volatile float kept = loops.multiply_add(rounds);
+  });
+  return static_cast<double>(loops.flops_per_round) * rounds * threads / seconds;
+}
+
+/// The value of "key : value" in a file of such lines, "" if there is none.
+std::string value_in(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t end = line.find_last_not_of(" \t", colon - 1) + 1;
+    if (line.substr(0, end) != key) continue;
+    const size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+/// Memory several times as large as any cache that one socket has, within reason, and written
+/// once: what was never written isn't read from memory.
+class ReadBuffer {
+ public:
+  ReadBuffer() {
+    constexpr int64_t page = 2 << 20, smallest = 64 * page, largest = 512 * page;
+    const int64_t cache = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or -1: unknown
+    bytes_ = std::clamp(4 * cache / page * page, smallest, largest);
+    data_.reset(static_cast<float*>(std::aligned_alloc(page, static_cast<size_t>(bytes_))));
+    if (!data_) throw std::bad_alloc();
+    detail::prefer_huge_pages(data_.get(), static_cast<size_t>(bytes_));
+    std::fill_n(data_.get(), size(), 1.0F);
+  }
+  const float* data() const { return data_.get(); }
+  int64_t size() const { return bytes_ / int64_t{sizeof(float)}; }
+
+ private:
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  int64_t bytes_;
+  std::unique_ptr<float, Free> data_;
+};
+
+/// Bytes a second that the threads read from memory, each a part of one large array.
+double read_bandwidth_of(int threads) {
+  static const ReadBuffer buffer;  // kept: fresh memory can cost a second on a virtual machine
+  const int64_t part = buffer.size() / threads / 128 * 128;
+  const double seconds = best_seconds(threads, 10, [&](int64_t thread) {
+    [[maybe_unused]] volatile float kept =
+        processor_loops().sum(buffer.data() + thread * part, part);
+  });
+  return static_cast<double>(part) * threads * sizeof(float) / seconds;
+}
+
+}  // namespace
+
+ThreadCount::ThreadCount(int threads) : before_(at::get_num_threads()) {
+  at::set_num_threads(threads);
+}
+
+ThreadCount::~ThreadCount() {
+  at::set_num_threads(before_);
+}
+
+std::string cpu_name() {
+  constexpr const char* path = "/proc/cpuinfo";
+  std::string name = value_in(path, "model name");
+  if (name.empty()) return "unknown";
+  // Virtual machines often hide the model's number, so these two tell the generation.
+  const std::string family = value_in(path, "cpu family"), model = value_in(path, "model");
+  if (!family.empty()) name += ", family " + family;
+  if (!model.empty()) name += ", model " + model;
+  return name;
+}
+
+int cpu_count() {
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+double load_average() {
+  double loads[1];
+  return getloadavg(loads, 1) == 1 ? loads[0] : -1;
+}
+
+double available_memory() {
+  const std::string kilobytes = value_in("/proc/meminfo", "MemAvailable");
+  if (!kilobytes.empty()) return std::strtod(kilobytes.c_str(), nullptr) * 1024;
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+MachineLimits::MachineLimits(int threads) : threads_(threads) {
+  measure();
+}
+
+void MachineLimits::measure() {
+  measure_peak();
+  one_thread_peak_ = std::max(one_thread_peak_, peak_of(1));
+  if (cpu_count() > 1) two_thread_peak_ = std::max(two_thread_peak_, peak_of(2));
+  read_bandwidth_ = std::max(read_bandwidth_, read_bandwidth_of(threads_));
+}
+
+void MachineLimits::measure_peak() {
+  fma_peak_ = std::max(fma_peak_, peak_of(threads_));
+}
+
+double MachineLimits::two_thread_scaling() const {
+  return two_thread_peak_ > 0 ? two_thread_peak_ / one_thread_peak_ : 1;
+}
+
+}  // namespace mha::bench

@@ -1,0 +1,360 @@
+"""One peer of peers.py, in a process of its own: python peer_worker.py PEER THREADS.
+
+Writes a line {"version": ...}, then answers each line {"case", "shape", "seconds"} on standard
+input by a line {"ms": [times], "form": name of the peer's fastest form}. What a peer computes is
+checked against numpy before it is timed. shape is B, T, d_model, heads.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+import onnx_graphs as graphs
+
+
+class Problem:
+    """Input, parameters and the right answer of one case; every peer gets the same numbers."""
+
+    def __init__(self, case, shape):
+        self.batch, self.length, self.width, self.heads = shape
+        self.size = self.width // self.heads
+        self.causal = case.endswith("_causal")
+        self.is_module = case.startswith("module")
+        self.scale = self.size**-0.5
+        random = np.random.default_rng(0)
+
+        def draw(*sizes):
+            return random.standard_normal(sizes, dtype=np.float32)
+
+        if self.is_module:
+            self.x = draw(self.batch, self.length, self.width)
+            # (in, out), as the graphs multiply from the right.
+            bound = self.width**-0.5
+            self.weights = [draw(self.width, self.width) * bound for _ in range(4)]
+            self.biases = [draw(self.width) * bound for _ in range(4)]
+        else:
+            split = (self.batch, self.heads, self.length, self.size)
+            self.q, self.k, self.v = draw(*split), draw(*split), draw(*split)
+
+    def join(self, heads):
+        """(B, H, T, D) -> (B, T, H * D)"""
+        joined = heads.transpose(0, 2, 1, 3).reshape(self.batch, self.length, self.width)
+        return np.ascontiguousarray(joined)
+
+    def split(self, x):
+        """(B, T, H * D) -> (B, H, T, D)"""
+        return x.reshape(self.batch, self.length, self.heads, self.size).transpose(0, 2, 1, 3)
+
+    def blocked(self):
+        """(T, T), to be added: 0 where a query may look, so low elsewhere that the weight is 0."""
+        return np.triu(np.full((self.length, self.length), -1e30, np.float32), 1)
+
+    def answer(self):
+        """The layer's output (B, T, E), or that of the core (B, H, T, D)."""
+        q, k, v = (
+            [self.split(self.x @ w + b) for w, b in zip(self.weights[:3], self.biases[:3])]
+            if self.is_module
+            else (self.q, self.k, self.v)
+        )
+        heads = np.empty((self.batch, self.heads, self.length, self.size), np.float32)
+        mask = self.blocked() if self.causal else None
+        for index in np.ndindex(self.batch, self.heads):  # one map at a time fits anywhere
+            scores = q[index] @ k[index].T * self.scale
+            if mask is not None:
+                scores += mask
+            scores = np.exp(scores - scores.max(-1, keepdims=True))
+            heads[index] = scores @ v[index] / scores.sum(-1, keepdims=True)
+        if not self.is_module:
+            return heads
+        return self.join(heads) @ self.weights[3] + self.biases[3]
+
+
+# Each peer: a version, and the forms in which it can compute a problem. A form is a function that
+# computes, and one that gives its last result in the answer's shape.
+
+
+class OnnxRuntime:
+    def __init__(self, threads):
+        import onnxruntime
+        self.runtime, self.version = onnxruntime, onnxruntime.__version__
+        onnxruntime.set_default_logger_severity(4)
+        self.options = onnxruntime.SessionOptions()
+        self.options.intra_op_num_threads = threads
+        self.options.inter_op_num_threads = 1
+
+    def forms(self, problem):
+        yield "plain", lambda: self.form(*graphs.plain(problem))
+        yield "MultiHeadAttention", lambda: self.form(*graphs.multi_head(problem, packed=False))
+        yield "Attention-23", lambda: self.form(*graphs.standard_attention(problem))
+        if problem.is_module:
+            yield "packed Attention", lambda: self.form(*graphs.packed_attention(problem))
+            yield "packed MultiHeadAttention", lambda: self.form(
+                *graphs.multi_head(problem, packed=True)
+            )
+
+    def form(self, graph, result, to_answer):
+        session = self.runtime.InferenceSession(
+            graph.model(result), self.options, providers=["CPUExecutionProvider"]
+        )
+        binding = session.io_binding()
+        for name, array in graph.inputs.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output(result, "cpu")
+        session.run_with_iobinding(binding)
+        # From now on the same memory is written: the least that a call can cost.
+        binding.bind_ortvalue_output(result, binding.get_outputs()[0])
+
+        def run():
+            session.run_with_iobinding(binding)
+
+        run.inputs = graph.inputs  # bound by address: they must live as long
+        return run, lambda: to_answer(binding.get_outputs()[0].numpy())
+
+
+class OpenVino:
+    def __init__(self, threads):
+        import openvino
+
+        self.openvino, self.version = openvino, openvino.__version__.split("-")[0]
+        self.core = openvino.Core()
+        self.settings = {
+            "INFERENCE_PRECISION_HINT": "f32",  # else it takes bfloat16 where the CPU has it
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,  # a pinned thread can't avoid a busy core
+        }
+
+    def forms(self, problem):
+        def plain():
+            graph, result, to_answer = graphs.plain(problem)
+            model = self.core.read_model(graph.model(result))
+            return self.form(model, graph.inputs, to_answer)
+
+        yield "plain", plain
+        yield "SDPA", lambda: self.form(*self.fused(problem), lambda output: output)
+
+    def fused(self, problem):
+        """A model around OpenVINO's own operation for attention."""
+        from openvino import opset13 as op
+
+        def linear(x, weight, bias):
+            return op.add(op.matmul(x, op.constant(weight), False, False), op.constant(bias))
+
+        def split(x):
+            shape = op.constant(
+                np.array([problem.batch, problem.length, problem.heads, problem.size])
+            )
+            return op.transpose(
+                op.reshape(x, shape, False), op.constant(np.array([0, 2, 1, 3]))
+            )
+
+        if problem.is_module:
+            inputs = {"x": problem.x}
+            x = op.parameter(problem.x.shape, np.float32, name="x")
+            parameters = [x]
+            heads = [
+                split(linear(x, w, b)) for w, b in zip(problem.weights[:3], problem.biases[:3])
+            ]
+        else:
+            inputs = {name: getattr(problem, name) for name in "qkv"}
+            parameters = [
+                op.parameter(array.shape, np.float32, name=name)
+                for name, array in inputs.items()
+            ]
+            heads = parameters
+        result = op.scaled_dot_product_attention(*heads, causal=problem.causal)
+        if problem.is_module:
+            shape = op.constant(np.array([problem.batch, problem.length, problem.width]))
+            result = op.transpose(result, op.constant(np.array([0, 2, 1, 3])))
+            result = op.reshape(result, shape, False)
+            result = linear(result, problem.weights[3], problem.biases[3])
+        return self.openvino.Model([result], parameters), inputs
+
+    def form(self, model, inputs, to_answer):
+        request = self.core.compile_model(model, "CPU", self.settings).create_infer_request()
+        for index, array in enumerate(inputs.values()):
+            tensor = self.openvino.Tensor(array, shared_memory=True)
+            request.set_input_tensor(index, tensor)
+
+        def run():
+            request.infer()
+
+        run.inputs = inputs  # shared by address: they must live as long
+        return run, lambda: to_answer(request.get_output_tensor(0).data)
+
+
+class Jax:
+    def __init__(self, threads):
+        # Its thread pools are as large as the set of CPUs that the process may use.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax
+
+        self.jax, self.version = jax, jax.__version__
+
+    def forms(self, problem):
+        yield "einsum", lambda: self.form(problem, self.by_einsum)
+        yield "dot_product_attention", lambda: self.form(problem, self.by_function)
+
+    def by_einsum(self, problem, q, k, v):
+        scores = self.jax.numpy.einsum("bqhd,bkhd->bhqk", q, k) * problem.scale
+        if problem.causal:
+            scores = scores + problem.blocked()
+        weights = self.jax.nn.softmax(scores, axis=-1)
+        return self.jax.numpy.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    def by_function(self, problem, q, k, v):
+        return self.jax.nn.dot_product_attention(q, k, v, is_causal=problem.causal)
+
+    def form(self, problem, attention):
+        put = self.jax.device_put
+        split = (problem.batch, problem.length, problem.heads, problem.size)
+        if problem.is_module:
+            inputs = [put(problem.x), put(problem.weights), put(problem.biases)]
+
+            def compute(x, weights, biases):
+                q, k, v = (
+                    (x @ w + b).reshape(split) for w, b in zip(weights[:3], biases[:3])
+                )
+                joined = attention(problem, q, k, v).reshape(x.shape)
+                return joined @ weights[3] + biases[3]
+
+        else:  # it wants (B, T, H, D)
+            inputs = [
+                put(np.ascontiguousarray(heads.transpose(0, 2, 1, 3)))
+                for heads in (problem.q, problem.k, problem.v)
+            ]
+
+            def compute(q, k, v):
+                return attention(problem, q, k, v)
+
+        compiled = self.jax.jit(compute).lower(*inputs).compile()
+
+        def run():
+            self.result = compiled(*inputs).block_until_ready()
+
+        def answer():
+            result = np.asarray(self.result)
+            return result if problem.is_module else result.transpose(0, 2, 1, 3)
+
+        return run, answer
+
+
+class Torch:
+    def __init__(self, threads):
+        import torch
+
+        self.torch, self.version = torch, torch.__version__
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+
+    def forms(self, problem):
+        if problem.is_module:
+            yield "nn.MultiheadAttention", lambda: self.form(self.module(problem))
+            yield "layer on SDPA", lambda: self.form(self.layer(problem))
+        else:
+            yield "SDPA", lambda: self.form(self.function(problem))
+
+    def form(self, compute):
+        def run():
+            self.result = compute()
+
+        return run, lambda: self.result.numpy()
+
+    def function(self, problem):
+        q, k, v = (self.torch.from_numpy(array) for array in (problem.q, problem.k, problem.v))
+        attention = self.torch.nn.functional.scaled_dot_product_attention
+        return lambda: attention(q, k, v, is_causal=problem.causal)
+
+    def parameters(self, problem):
+        """Weights (out, in), as torch keeps them, and biases."""
+        weights = [self.torch.from_numpy(w.T.copy()) for w in problem.weights]
+        return weights, [self.torch.from_numpy(b) for b in problem.biases]
+
+    def module(self, problem):
+        weights, biases = self.parameters(problem)
+        module = self.torch.nn.MultiheadAttention(
+            problem.width, problem.heads, batch_first=True
+        ).eval()
+        module.in_proj_weight.copy_(self.torch.cat(weights[:3]))
+        module.in_proj_bias.copy_(self.torch.cat(biases[:3]))
+        module.out_proj.weight.copy_(weights[3])
+        module.out_proj.bias.copy_(biases[3])
+        x = self.torch.from_numpy(problem.x)
+        masked = {}
+        if problem.causal:
+            mask = self.torch.from_numpy(problem.blocked())
+            masked = {"attn_mask": mask, "is_causal": True}
+        return lambda: module(x, x, x, need_weights=False, **masked)[0]
+
+    def layer(self, problem):
+        functional = self.torch.nn.functional
+        weights, biases = self.parameters(problem)
+        x = self.torch.from_numpy(problem.x)
+
+        def split(projected):
+            return projected.unflatten(-1, (problem.heads, problem.size)).transpose(1, 2)
+
+        def compute():
+            q, k, v = (
+                split(functional.linear(x, w, b)) for w, b in zip(weights[:3], biases[:3])
+            )
+            heads = functional.scaled_dot_product_attention(q, k, v, is_causal=problem.causal)
+            return functional.linear(heads.transpose(1, 2).flatten(2), weights[3], biases[3])
+
+        return compute
+
+
+PEERS = {"onnxruntime": OnnxRuntime, "openvino": OpenVino, "jax": Jax, "torch": Torch}
+
+
+def seconds_of(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def fastest_form(peer, problem):
+    """The name and function of the peer's fastest form, among those that give the answer."""
+    expected = problem.answer()
+    best = (float("inf"), None, None)
+    for name, make in peer.forms(problem):
+        try:
+            run, answer = make()
+            run()
+            difference = np.abs(answer() - expected).max() / np.abs(expected).max()
+        except Exception as error:  # a form that this version doesn't have
+            print(f"{name} left out: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        if not difference < 1e-3:  # far above rounding, far below another mask or scale
+            print(f"{name} left out: differs from numpy by {difference:.2g}", file=sys.stderr)
+            continue
+        best = min(best, (min(seconds_of(run) for _ in range(5)), name, run), key=lambda b: b[0])
+    if best[1] is None:
+        raise RuntimeError("no form gives the answer")
+    return best[1:]
+
+
+def main():
+    peer = PEERS[sys.argv[1]](int(sys.argv[2]))
+    print(json.dumps({"version": peer.version}), flush=True)
+    chosen = (None, None)  # the last problem's: one at a time is kept in memory
+    for line in sys.stdin:
+        request = json.loads(line)
+        key = (request["case"], request["shape"])
+        if chosen[0] != key:
+            chosen = (key, fastest_form(peer, Problem(*key)))
+        form, run = chosen[1]
+        run()
+        times = []
+        end = time.perf_counter() + request["seconds"]
+        while len(times) < 3 or time.perf_counter() < end:
+            times.append(1e3 * seconds_of(run))
+        print(json.dumps({"ms": times, "form": form}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Measures mha beside ONNX Runtime, OpenVINO, JAX and Python's torch, and prints one table.
+
+    python3 apps/bench/peers.py [--threads 1] [--case 'module_forward 1x2048'] [--mha PATH]
+
+Each case runs in turn on ours and on every peer, several rounds, on the same number of threads,
+and each peer in the fastest form that gives the answer. The packages are installed from PyPI into
+build/peers-venv, torch with the arguments in MHA_TORCH_PIP_ARGS (a CPU-only index, say).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import venv
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VENV = ROOT / "build" / "peers-venv"
+PYTHON = VENV / "bin" / "python"
+PACKAGES = ["onnx", "onnxruntime", "openvino", "jax"]
+TORCH = "torch==2.13.0"
+
+PEERS = {"onnxruntime": "ORT", "openvino": "OpenVINO", "jax": "JAX", "torch": "torch"}
+SHAPES = [(4, 20, 512, 8), (8, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 1024, 16)]
+CASES = [
+    (kind, shape)
+    for kind in ("core_forward", "core_forward_causal", "module_forward", "module_forward_causal")
+    for shape in SHAPES
+]
+
+
+def name_of(case):
+    kind, shape = case
+    return f"{kind} {'x'.join(map(str, shape))}"
+
+
+def prepare_venv():
+    names = [package.split("==")[0] for package in [TORCH, *PACKAGES]]
+    check = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    if PYTHON.exists() and subprocess.run([PYTHON, "-c", check, *names]).returncode == 0:
+        return
+    print(f"installing the peers in {VENV}", file=sys.stderr)
+    venv.create(VENV, with_pip=True)
+    pip = [PYTHON, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *os.environ.get("MHA_TORCH_PIP_ARGS", "").split(), TORCH], check=True)
+    subprocess.run([*pip, *PACKAGES], check=True)
+
+
+def environment(threads):
+    """As a user would have it, but for the number of threads."""
+    variables = dict(os.environ)
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they slow OpenBLAS down
+        variables.pop(name, None)
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        variables[f"{library}_NUM_THREADS"] = str(threads)
+    return variables
+
+
+class Peer:
+    """A peer in a process that lives for all cases."""
+
+    def __init__(self, name, threads):
+        worker = pathlib.Path(__file__).with_name("peer_worker.py")
+        self.name = name
+        self.process = subprocess.Popen(
+            [PYTHON, worker, name, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(threads),
+        )
+        self.version = self.answer()["version"]
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"peers.py: error: {self.name} ended; its message stands above")
+        return json.loads(line)
+
+    def measure(self, case, seconds):
+        kind, shape = case
+        request = {"case": kind, "shape": shape, "seconds": seconds}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self.answer()
+
+
+def measure_ours(program, case, threads):
+    command = [program, "bench", "--json", "--threads", str(threads), "--case", name_of(case)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=environment(threads), check=True
+    )
+    report = json.loads(done.stdout)
+    return report["machine"], report["results"][0]
+
+
+def compare(program, case, peers, arguments):
+    """Times of one case: ours from `mha bench`, then {peer: times}, and the machine's limits."""
+    ours, machines = [], []
+    theirs = {peer.name: [] for peer in peers}
+    forms = {}
+    for _ in range(arguments.rounds):
+        machine, result = measure_ours(program, case, arguments.threads)
+        machines.append(machine)
+        ours.append(result)
+        for peer in peers:
+            answer = peer.measure(case, arguments.seconds)
+            theirs[peer.name] += answer["ms"]
+            forms[peer.name] = answer["form"]
+    return ours, theirs, forms, machines
+
+
+def table_line(case, ours, theirs, machines, statistic):
+    pick = {"median": statistics.median, "min": min}[statistic]
+    our_ms = pick([result[f"ms_{statistic}"] for result in ours])
+    work = statistics.median(result["gflops"] * result["ms_median"] for result in ours)
+    peak = max(machine["fma_peak_gflops"] for machine in machines)
+    cells = [f"{name_of(case):<38}{our_ms:>10.4g}{100 * work / our_ms / peak:>6.0f}%"]
+    for peer in PEERS:
+        ratio = f"{pick(theirs[peer]) / our_ms:.2f}x" if theirs.get(peer) else "-"
+        cells.append(f"{ratio:>10}")
+    for peer in ("builtin", "sdpa"):
+        ratios = [result[f"ratio_to_{peer}"] for result in ours]
+        ratio = "-" if None in ratios else f"{statistics.median(ratios):.2f}x"
+        cells.append(f"{ratio:>10}")
+    return "".join(cells)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mha", default=ROOT / "build" / "release" / "apps" / "mha",
+                        help="the program; default: that of the release build")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--rounds", type=int, default=3, help="turns of ours and all peers")
+    parser.add_argument("--seconds", type=float, default=0.5, help="a peer's time in each round")
+    parser.add_argument("--statistic", choices=("median", "min"), default="median",
+                        help="min is steadier on a machine that others use too")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if arguments.case in name_of(case)]
+    if not cases:
+        parser.error(f"--case: expected a part of a name like {name_of(CASES[0])!r}, "
+                     f"found {arguments.case!r}")
+    if not pathlib.Path(arguments.mha).exists():
+        parser.error(f"--mha: expected the built program, found no {arguments.mha}")
+
+    prepare_venv()
+    peers = [Peer(name, arguments.threads) for name in arguments.peers]
+    versions = ", ".join(f"{PEERS[peer.name]} {peer.version}" for peer in peers)
+    lines, forms, machines = [], [], []
+    for index, case in enumerate(cases):
+        print(f"{index + 1}/{len(cases)} {name_of(case)}", file=sys.stderr)
+        ours, theirs, used, seen = compare(arguments.mha, case, peers, arguments)
+        machines += seen
+        lines.append(table_line(case, ours, theirs, seen, arguments.statistic))
+        forms.append(f"{name_of(case)}: " + ", ".join(
+            f"{PEERS[peer]} {form}" for peer, form in used.items()))
+
+    best = max(machines, key=lambda machine: machine["fma_peak_gflops"])
+    plural = "" if arguments.threads == 1 else "s"
+    print(f"{best['cpu']}, {best['isa']} kernels, {arguments.threads} thread{plural}, "
+          f"FMA peak {best['fma_peak_gflops']:.0f} GFLOP/s")
+    loads = [machine["load_average"] for machine in machines]
+    print(f"load average {min(loads):.1f} to {max(loads):.1f}; {versions}")
+    scaling = max(machines, key=lambda machine: machine["two_thread_scaling"])
+    if not scaling["two_threads_scale"]:
+        print(f"two threads reach only {scaling['two_thread_scaling']:.2f} times one's peak here")
+    print(f"\n{'case (BxTxDxH)':<38}{'ms ' + arguments.statistic:>10}{'limit':>7}"
+          + "".join(f"{name:>10}" for name in [*PEERS.values(), "built-in", "SDPA"]))
+    print("\n".join(lines))
+    print("\nA peer's time over ours: above 1 mha is faster. built-in and SDPA are LibTorch's in "
+          "C++,\nin the process of ours. The form of each peer that was fastest:")
+    print("\n".join(forms))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+#include "workload.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <mha/scaled_dot_product_attention.h>
+#include <mha/torch_conversion.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/version.h>
+
+#include <cmath>
+
+namespace mha::bench {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+bool is_causal(Kind kind) {
+  return kind == Kind::core_forward_causal || kind == Kind::module_forward_causal;
+}
+
+at::Tensor torch_sdpa(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                      bool causal) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+  return at::scaled_dot_product_attention(query, key, value, {}, 0.0, causal, {},
+                                          /*enable_gqa=*/key.size(-3) != query.size(-3));
+#else
+  const int64_t shared = query.size(-3) / key.size(-3);
+  return at::scaled_dot_product_attention(query, key.repeat_interleave(shared, -3),
+                                          value.repeat_interleave(shared, -3), {}, 0.0, causal);
+#endif
+}
+
+/// Without gradients.
+template <typename Run>
+Computation forward(Run run) {
+  Computation computation;
+  computation.run = [run]() mutable -> Tensors {
+    const c10::NoGradGuard no_grad;
+    return {run()};
+  };
+  return computation;
+}
+
+Workload core_workload(const Case& what) {
+  const auto [batch, length, d_model, heads] = what.shape;
+  const int64_t head_dim = what.shape.head_dim();
+  const int64_t queries = what.kind == Kind::decode ? 1 : length;
+  const auto options = at::TensorOptions().dtype(what.dtype);
+  const int64_t kv_heads = heads / what.heads_per_kv_head;
+  const at::Tensor q = at::randn({batch, heads, queries, head_dim}, options);
+  const at::Tensor k = at::randn({batch, kv_heads, length, head_dim}, options);
+  const at::Tensor v = at::randn({batch, kv_heads, length, head_dim}, options);
+  const bool causal = is_causal(what.kind);
+  const auto ours = [q, k, v, mask = causal ? Mask::causal() : Mask()] {
+    return scaled_dot_product_attention(q, k, v, mask,
+                                        AttentionOptions().weights(Weights::none))
+        .output;
+  };
+  const auto theirs = [q, k, v, causal] { return torch_sdpa(q, k, v, causal); };
+
+  Workload workload;
+  if (what.kind != Kind::core_backward) {
+    workload.ours = forward(ours);
+    workload.sdpa = forward(theirs);
+    return workload;
+  }
+  for (const at::Tensor& leaf : {q, k, v}) leaf.requires_grad_();
+  const at::Tensor gradient = at::randn({batch, heads, queries, head_dim}, options);
+  const auto backward = [&](const at::Tensor& output) {
+    Computation computation;
+    computation.run = [output, leaves = Tensors{q, k, v}, gradient]() -> Tensors {
+      return torch::autograd::grad({output}, leaves, {gradient}, /*retain_graph=*/true);
+    };
+    return computation;
+  };
+  workload.ours = backward(ours());
+  workload.sdpa = backward(theirs());
+  return workload;
+}
+
+/// Output and gradient of the input; the gradients of the parameters are computed as well.
+/// Before each step every parameter counts as changed, as an optimiser would have left it.
+template <typename Layer>
+Computation training(Layer layer, const at::Tensor& input, const at::Tensor& gradient,
+                     const Tensors& parameters) {
+  Tensors leaves = {input};
+  leaves.insert(leaves.end(), parameters.begin(), parameters.end());
+  Computation computation;
+  computation.run = [layer, leaves, gradient]() mutable -> Tensors {
+    const at::Tensor output = layer();
+    const Tensors gradients = torch::autograd::grad({output}, leaves, {gradient});
+    return {output.detach(), gradients[0]};
+  };
+  computation.prepare = [parameters] {
+    const c10::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : parameters) at::Tensor(parameter).mul_(1);
+  };
+  return computation;
+}
+
+/// For comparison with ours, which is batch-first.
+Computation batch_first(Computation computation) {
+  computation.run = [run = computation.run]() -> Tensors {
+    Tensors results = run();
+    for (at::Tensor& result : results) result = result.transpose(0, 1);
+    return results;
+  };
+  return computation;
+}
+
+Workload module_workload(const Case& what) {
+  const auto [batch, length, d_model, heads] = what.shape;
+  const auto options = at::TensorOptions().dtype(what.dtype);
+  MultiHeadAttention module(MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype));
+  torch::nn::MultiheadAttention builtin = to_torch(module);
+  const bool train = what.kind == Kind::module_train;
+  module->train(train);
+  builtin->train(train);
+
+  const bool causal = is_causal(what.kind);
+  const at::Tensor x = at::randn({batch, length, d_model}, options);
+  const at::Tensor sequence_first = x.transpose(0, 1).contiguous();
+  const at::Tensor added =
+      causal ? at::full({length, length}, -INFINITY, options).triu(1) : at::Tensor();
+  const auto ours = [module, x, mask = causal ? Mask::causal() : Mask()]() mutable {
+    return module->forward(x, {}, {}, mask, Weights::none).output;
+  };
+  const auto builtins = [builtin, sequence_first, added]() mutable {
+    return std::get<0>(builtin->forward(sequence_first, sequence_first, sequence_first, {},
+                                        /*need_weights=*/false, added));
+  };
+  const auto layer = [module, x, causal, h = heads] {
+    const auto split = [h](const at::Tensor& tensor) {
+      return tensor.unflatten(-1, {h, -1}).transpose(1, 2);
+    };
+    const auto project = [](const torch::nn::Linear& linear, const at::Tensor& input) {
+      return at::linear(input, linear->weight, linear->bias);
+    };
+    const at::Tensor attended =
+        torch_sdpa(split(project(module->W_q, x)), split(project(module->W_k, x)),
+                   split(project(module->W_v, x)), causal);
+    return project(module->W_o, attended.transpose(1, 2).flatten(2));
+  };
+
+  Workload workload;
+  switch (what.kind) {
+    case Kind::module_weights:
+      workload.ours = forward([module, x]() mutable {
+        return module->forward(x, {}, {}, {}, Weights::per_head).weights;
+      });
+      workload.builtin = forward([builtin, sequence_first]() mutable {
+        return std::get<1>(builtin->forward(sequence_first, sequence_first, sequence_first, {},
+                                            /*need_weights=*/true, /*attn_mask=*/{},
+                                            /*average_attn_weights=*/false));
+      });
+      workload.ours.memory = map_bytes(what);
+      break;
+    case Kind::module_train: {
+      for (const at::Tensor& leaf : {x, sequence_first}) leaf.requires_grad_();
+      const at::Tensor gradient = at::randn({batch, length, d_model}, options);
+      workload.ours = training(ours, x, gradient, module->parameters());
+      workload.sdpa = training(layer, x, gradient, module->parameters());
+      workload.builtin =
+          batch_first(training(builtins, sequence_first, gradient.transpose(0, 1).contiguous(),
+                               builtin->parameters()));
+      break;
+    }
+    default:
+      workload.ours = forward(ours);
+      workload.sdpa = forward(layer);
+      workload.builtin = batch_first(forward(builtins));
+  }
+  // The built-in makes scores and weights, and for training their gradients.
+  workload.builtin->memory = (train ? 5 : 3) * map_bytes(what);
+  return workload;
+}
+
+}  // namespace
+
+const char* name_of(Side side) {
+  switch (side) {
+    case Side::ours:
+      return "mha";
+    case Side::builtin:
+      return "builtin";
+    case Side::sdpa:
+      return "sdpa";
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such side: ", static_cast<int>(side));
+}
+
+bool computes(Side side, Kind kind) {
+  switch (kind) {
+    case Kind::core_forward:
+    case Kind::core_forward_causal:
+    case Kind::core_backward:
+    case Kind::decode:
+      return side != Side::builtin;
+    case Kind::module_weights:
+      return side != Side::sdpa;
+    default:
+      return true;
+  }
+}
+
+const Computation* Workload::side(Side side) const {
+  if (side == Side::ours) return &ours;
+  const std::optional<Computation>& peer = side == Side::builtin ? builtin : sdpa;
+  return peer ? &*peer : nullptr;
+}
+
+Workload make_workload(const Case& what) {
+  at::manual_seed(0);
+  const Workload workload =
+      computes(Side::builtin, what.kind) ? module_workload(what) : core_workload(what);
+  for (const Side side : kSides) {
+    TORCH_INTERNAL_ASSERT((workload.side(side) != nullptr) == computes(side, what.kind));
+  }
+  return workload;
+}
+
+void check_agreement(const Case& what, const std::vector<at::Tensor>& ours, Side side,
+                     const std::vector<at::Tensor>& theirs) {
+  const c10::NoGradGuard no_grad;
+  // Wide enough for the rounding of either side, far too narrow for another mask or scale.
+  const double tolerance = what.dtype == at::kFloat ? 1e-3 : 5e-2;
+  TORCH_INTERNAL_ASSERT(ours.size() == theirs.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    TORCH_CHECK(ours[i].sizes() == theirs[i].sizes(), name_of(what), ": expected results of ",
+                ours[i].sizes(), " like ours from ", name_of(side), ", found ",
+                theirs[i].sizes());
+    const double scale = ours[i].abs().max().item<double>();
+    const double difference = (ours[i] - theirs[i]).abs().max().item<double>();
+    TORCH_CHECK(difference <= tolerance * scale, name_of(what), ": expected results of ",
+                name_of(side), " within ", tolerance * scale, " of ours, found ", difference);
+  }
+}
+
+}  // namespace mha::bench

@@ -1,0 +1,182 @@
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <fmt/ranges.h>
+#include <mha/cpu_isa.h>
+#include <mha/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cases.h"
+#include "command.h"
+#include "machine.h"
+#include "measure.h"
+#include "text.h"
+#include "validators.h"
+
+namespace mha::cli {
+namespace {
+
+using bench::Case;
+using bench::MachineLimits;
+using bench::Measurement;
+using nlohmann::ordered_json;
+
+struct BenchArguments {
+  std::vector<std::string> cases;
+  std::optional<int> threads;
+  bool json = false;
+};
+
+// Ours and the peers together. Cases that take longer get three rounds all the same, on one
+// core of up to 4 s each.
+constexpr double kSecondsPerCase = 0.4;
+
+/// Four digits: more would be noise.
+ordered_json rounded(double number) {
+  return std::strtod(fmt::format("{:.4g}", number).c_str(), nullptr);
+}
+
+/// Those whose names contain any of `parts`; all without parts.
+std::vector<Case> cases_with(const std::vector<std::string>& parts) {
+  std::vector<Case> found;
+  std::vector<std::string> kinds;
+  for (const Case& what : bench::short_cases()) {
+    const std::string name = name_of(what);
+    const std::string kind = name.substr(0, name.find(' '));
+    if (kinds.empty() || kinds.back() != kind) kinds.push_back(kind);
+    const bool asked = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return name.find(part) != std::string::npos;
+    });
+    if (asked || parts.empty()) found.push_back(what);
+  }
+  TORCH_CHECK(!found.empty(), "--case: expected a part of a name like '",
+              name_of(bench::short_cases().front()), "' (",
+              fmt::format("{}), found '{}'", fmt::join(kinds, ", "), fmt::join(parts, "', '")));
+  return found;
+}
+
+ordered_json machine_json(const MachineLimits& limits, double load) {
+  return {
+      {"cpu", bench::cpu_name()},
+      {"isa", stream_text(cpu_isa())},
+      {"threads", limits.threads()},
+      {"libtorch", torch_version()},
+      {"fma_peak_gflops", rounded(limits.fma_peak() / 1e9)},
+      {"read_bandwidth_gb_s", rounded(limits.read_bandwidth() / 1e9)},
+      {"two_thread_scaling", rounded(limits.two_thread_scaling())},
+      {"two_threads_scale", limits.two_threads_scale()},
+      {"load_average", rounded(load)},
+  };
+}
+
+ordered_json result_json(const Case& what, const Measurement& times,
+                         const MachineLimits& limits) {
+  const double seconds = times.ours.median_ms / 1e3;
+  const double flops = bench::useful_flops(what) / seconds;
+  const double fraction = what.kind == bench::Kind::decode
+                              ? bench::cache_bytes(what) / seconds / limits.read_bandwidth()
+                              : flops / limits.fma_peak();
+  const auto ratio = [&](const std::optional<bench::Timing>& peer) {
+    return peer ? rounded(peer->median_ms / times.ours.median_ms) : ordered_json();
+  };
+  return {
+      {"case", name_of(what)},
+      {"threads", limits.threads()},
+      {"ms_median", rounded(times.ours.median_ms)},
+      {"ms_min", rounded(times.ours.min_ms)},
+      {"gflops", rounded(flops / 1e9)},
+      {"fraction_of_peak", rounded(fraction)},
+      {"ratio_to_builtin", ratio(times.builtin)},
+      {"ratio_to_sdpa", ratio(times.sdpa)},
+  };
+}
+
+std::string text(const ordered_json& report) {
+  const ordered_json& machine = report["machine"];
+  const auto number = [](const ordered_json& json) { return json.get<double>(); };
+  std::string lines = fmt::format(
+      "{}, {} kernels, {} thread{}, LibTorch {}\n"
+      "FMA peak {:.0f} GFLOP/s, memory read {:.1f} GB/s, load average before {:.1f}{}\n\n",
+      machine["cpu"].get<std::string>(), machine["isa"].get<std::string>(),
+      machine["threads"].get<int>(), machine["threads"].get<int>() == 1 ? "" : "s",
+      machine["libtorch"].get<std::string>(), number(machine["fma_peak_gflops"]),
+      number(machine["read_bandwidth_gb_s"]), number(machine["load_average"]),
+      machine["two_threads_scale"].get<bool>()
+          ? ""
+          : fmt::format("\nTwo threads reach only {:.2f} times the peak of one here.",
+                        number(machine["two_thread_scaling"])));
+  lines += fmt::format("{:<38}{:>10}{:>10}{:>9}{:>8}{:>10}{:>8}\n", "case (BxTxDxH)",
+                       "ms median", "ms min", "GFLOP/s", "limit", "built-in", "SDPA");
+  const auto ratio = [&](const ordered_json& json) {
+    return json.is_null() ? std::string("-") : fmt::format("{:.2f}x", number(json));
+  };
+  for (const ordered_json& result : report["results"]) {
+    lines += fmt::format("{:<38}{:>10.4g}{:>10.4g}{:>9.1f}{:>7.0f}%{:>10}{:>8}\n",
+                         result["case"].get<std::string>(), number(result["ms_median"]),
+                         number(result["ms_min"]), number(result["gflops"]),
+                         100 * number(result["fraction_of_peak"]),
+                         ratio(result["ratio_to_builtin"]), ratio(result["ratio_to_sdpa"]));
+  }
+  return lines +
+         "\nlimit: share of the FMA peak; for decode, of the memory's read bandwidth.\n"
+         "built-in, SDPA: their median time over ours; above 1 this library is faster.\n";
+}
+
+/// Shows on a terminal what is being measured; an empty text clears the line.
+void show_progress(const std::string& what) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  fmt::print(stderr, "\r{:<60}{}", what, what.empty() ? "\r" : "");
+  std::fflush(stderr);
+}
+
+ExitCode run_bench(const BenchArguments& arguments) {
+  const std::vector<Case> cases = cases_with(arguments.cases);
+  const bench::ThreadCount scope(arguments.threads.value_or(at::get_num_threads()));
+  const double load = bench::load_average();  // of others: before this program adds to it
+  MachineLimits limits(at::get_num_threads());
+  std::vector<Measurement> measured;
+  for (const Case& what : cases) {
+    show_progress(fmt::format("{}/{} {}", measured.size() + 1, cases.size(), name_of(what)));
+    measured.push_back(bench::measure(what, kSecondsPerCase));
+    limits.measure_peak();
+  }
+  limits.measure();
+  show_progress("");
+
+  ordered_json report = {{"machine", machine_json(limits, load)},
+                         {"results", ordered_json::array()}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    report["results"].push_back(result_json(cases[i], measured[i], limits));
+  }
+  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  return kSuccess;
+}
+
+}  // namespace
+
+Command bench_command(CLI::App& program) {
+  const auto arguments = std::make_shared<BenchArguments>();
+  CLI::App* app = program.add_subcommand("bench", "Measure the speed beside torch's modules");
+  app->add_option("--threads", arguments->threads, "Threads; default: LibTorch's own number")
+      ->check(integer_from(1));
+  app->add_option("--case", arguments->cases,
+                  "Only cases whose name contains this; may be repeated")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  app->add_flag("--json", arguments->json, "Write JSON");
+  app->footer(
+      "Example: mha bench --threads 1 --case 'module_forward 1x2048'\n"
+      "Takes about a minute without --case. Ours and torch's run in turn; under a causal mask\n"
+      "the allowed pairs alone count as work. The machine's limits are measured beside.");
+  return {app, [arguments] { return run_bench(*arguments); }};
+}
+
+}  // namespace mha::cli
