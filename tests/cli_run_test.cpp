@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <mha/multi_head_attention.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 #include <weights/safetensors.h>
 
 #include <filesystem>
@@ -18,6 +17,7 @@
 #include "cli_program.h"
 #include "file_support.h"
 #include "support.h"
+#include "torch_headers.h"
 
 namespace mha::test {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <mha/scaled_dot_product_attention.h>
-#include <torch/torch.h>
 
 #include <cctype>
 #include <functional>
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "support.h"
+#include "torch_headers.h"
 
 // What the contract tests say of errors, masks and leaves, beside the comparisons of support.h.
 namespace mha::test {

@@ -11,7 +11,6 @@
 
 #include <gtest/gtest.h>
 #include <mha/cpu_isa.h>
-#include <torch/torch.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -21,6 +20,7 @@
 
 #include "attention_path.h"
 #include "plain_attention.h"
+#include "torch_headers.h"
 
 namespace mha::detail {
 namespace {

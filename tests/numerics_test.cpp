@@ -11,7 +11,6 @@
 
 #include <ATen/Parallel.h>
 #include <mha/scaled_dot_product_attention.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -25,6 +24,7 @@
 #include "attention_path.h"
 #include "oracle.h"
 #include "support.h"
+#include "torch_headers.h"
 
 namespace mha::test {
 namespace {

@@ -2,12 +2,12 @@
 // what a file does not tell, and is as strict as load. Everything here is exact.
 #include <gtest/gtest.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 
 #include <sstream>
 
 #include "file_support.h"
 #include "support.h"
+#include "torch_headers.h"
 #include "weight_file_support.h"
 #include "weights/safetensors.h"
 

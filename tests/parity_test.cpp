@@ -14,7 +14,6 @@
 #include <ATen/Parallel.h>
 #include <mha/multi_head_attention.h>
 #include <mha/torch_conversion.h>
-#include <torch/torch.h>
 
 #include <cmath>
 #include <limits>
@@ -25,6 +24,7 @@
 #include "oracle.h"
 #include "random_configuration.h"
 #include "support.h"
+#include "torch_headers.h"
 
 namespace mha::test {
 namespace {

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 #include <mha/multi_head_attention.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "support.h"
+#include "torch_headers.h"
 #include "weights/safetensors.h"
 
 namespace mha {

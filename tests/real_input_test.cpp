@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 #include <mha/multi_head_attention.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 
 #include <filesystem>
 #include <string>
 
 #include "support.h"
+#include "torch_headers.h"
 #include "weights/safetensors.h"
 
 namespace mha {

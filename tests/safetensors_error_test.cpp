@@ -3,13 +3,13 @@
 // the format's specification. Whole messages are compared, up to where the JSON parser's begin.
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>
 #include <fstream>
 
 #include "file_support.h"
+#include "torch_headers.h"
 #include "weights/safetensors.h"
 
 namespace mha::detail {

@@ -2,12 +2,12 @@
 // what is written here, and byte for byte the same file for the same contents. Exact
 // throughout.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cstdlib>
 
 #include "file_support.h"
 #include "support.h"
+#include "torch_headers.h"
 #include "weights/safetensors.h"
 
 namespace mha::detail {

@@ -5,13 +5,13 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <torch/torch.h>
 
 #include <cmath>
 #include <csignal>
 
 #include "file_support.h"
 #include "support.h"
+#include "torch_headers.h"
 
 namespace mha::detail {
 namespace {

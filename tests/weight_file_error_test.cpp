@@ -3,12 +3,12 @@
 // cannot express. Whole messages are compared.
 #include <gtest/gtest.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 
 #include <sstream>
 
 #include "file_support.h"
 #include "support.h"
+#include "torch_headers.h"
 #include "weight_file_support.h"
 #include "weights/safetensors.h"
 

@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 
 #include <map>
 #include <string>
 #include <vector>
 
 #include "support.h"
+#include "torch_headers.h"
 
 namespace mha::test {
 

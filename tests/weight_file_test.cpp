@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 #include <mha/torch_conversion.h>
 #include <mha/weight_file.h>
-#include <torch/torch.h>
 
 #include <sstream>
 
 #include "file_support.h"
 #include "support.h"
+#include "torch_headers.h"
 #include "weight_file_support.h"
 #include "weights/safetensors.h"
 
