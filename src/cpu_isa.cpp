@@ -8,16 +8,28 @@
 #include <ostream>
 #include <string>
 
+#if MHA_X86_KERNELS
+#include <cpuid.h>
+#endif
+
 #include "cpu/kernels.h"
 #include "cpu_kernels.h"
 
 namespace mha {
 namespace {
 
+#if MHA_X86_KERNELS
+// CPUID leaf 1, ECX bit 29: g++ 12's __builtin_cpu_supports does not know it by name.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
+}
+#endif
+
 bool can_run(CpuIsa isa) {
 #if MHA_X86_KERNELS
   if (isa == CpuIsa::avx2)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   if (isa == CpuIsa::avx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");

@@ -35,6 +35,21 @@ cpu::Rows<T> rows(const at::Tensor& tensor) {
   return {tensor.data_ptr<float>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
+cpu::Storage storage_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBFloat16:
+      return cpu::Storage::bfloat16;
+    case at::kHalf:
+      return cpu::Storage::float16;
+    default:
+      return cpu::Storage::float32;
+  }
+}
+
+cpu::StoredRows stored_rows(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
 cpu::KernelDropout kernel_dropout(const AttentionCall& call) {
   if (call.dropout == 0) return {};
   const double factor = call.dropout == 1 ? 0 : 1 / (1 - call.dropout);
@@ -51,13 +66,31 @@ struct ForwardResult {
   at::Tensor row_maximum, row_factor;  // defined for the backward
 };
 
+// Few queries: chunks of keys are the tasks.
+void decode(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
+  const auto partials = at::empty({kernels.decode_partials(args)}, at::kFloat);
+  float* data = partials.data_ptr<float>();
+  const int64_t chunks = (args.keys + kernels.decode_chunk - 1) / kernels.decode_chunk;
+  run_tasks(args.batch * args.kv_heads * chunks, kernels.decode_scratch(args),
+            [&](int64_t i, float* scratch) { kernels.decode(args, i, i + 1, scratch, data); });
+  kernels.merge_decoded(args, data);
+}
+
+void attend(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
+  const int64_t tiles = (args.queries + kernels.tile - 1) / kernels.tile;
+  run_tasks(args.averaged ? args.batch * tiles : args.batch * args.heads * tiles,
+            kernels.forward_scratch(args),
+            [&](int64_t i, float* scratch) { kernels.forward(args, i, i + 1, scratch); });
+}
+
+// `query` is float32; keys and values may be of a half type, and are read as they are where the
+// kernels can.
 ForwardResult forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const ResolvedMask& mask, const AttentionCall& call, bool for_backward) {
   const auto q = kernel_view(query), k = kernel_view(key), v = kernel_view(value);
   const int64_t n = q.size(0), h = q.size(1), l = q.size(2);
   const cpu::Kernels& kernels = cpu_kernels();
   const auto packed = pack_mask(mask, kernels);
-  ForwardResult result{empty_heads(n, h, l, v.size(3), q), {}, {}, {}};
 
   cpu::AttentionForward args{};
   args.batch = n;
@@ -69,8 +102,15 @@ ForwardResult forward(const at::Tensor& query, const at::Tensor& key, const at::
   args.value_dim = v.size(3);
   args.scale = static_cast<float>(call.scale);
   args.query = rows<const float>(q);
-  args.key = rows<const float>(k);
-  args.value = rows<const float>(v);
+  args.storage = storage_of(k);
+  args.key = stored_rows(k);
+  args.value = stored_rows(v);
+  args.mask = packed.mask;
+  args.dropout = kernel_dropout(call);
+  args.averaged = call.weights == Weights::averaged;
+  args.weights_after_dropout = call.weights_after_dropout;
+
+  ForwardResult result{empty_heads(n, h, l, v.size(3), q), {}, {}, {}};
   args.output = rows<float>(result.output);
   if (for_backward) {
     result.row_maximum = at::empty({n, h, l}, q.options());
@@ -78,8 +118,7 @@ ForwardResult forward(const at::Tensor& query, const at::Tensor& key, const at::
     args.row_maximum = result.row_maximum.data_ptr<float>();
     args.row_factor = result.row_factor.data_ptr<float>();
   }
-  const bool averaged = call.weights == Weights::averaged;
-  if (averaged) {
+  if (args.averaged) {
     result.weights = at::empty({n, l, args.keys}, q.options());
     args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
   } else if (call.weights == Weights::per_head) {
@@ -89,23 +128,25 @@ ForwardResult forward(const at::Tensor& query, const at::Tensor& key, const at::
   if (result.weights.defined()) {
     prefer_huge_pages(result.weights.data_ptr(), result.weights.nbytes());
   }
-  args.averaged = averaged;
-  args.weights_after_dropout = call.weights_after_dropout;
-  args.mask = packed.mask;
-  args.dropout = kernel_dropout(call);
+
   if (kernels.can_decode(args)) {
-    const auto partials = at::empty({kernels.decode_partials(args)}, q.options());
-    float* data = partials.data_ptr<float>();
-    const int64_t chunks = (args.keys + kernels.decode_chunk - 1) / kernels.decode_chunk;
-    run_tasks(
-        n * args.kv_heads * chunks, kernels.decode_scratch(args),
-        [&](int64_t i, float* scratch) { kernels.decode(args, i, i + 1, scratch, data); });
-    kernels.merge_decoded(args, data);
-    return result;
+    decode(kernels, args);
+  } else if (args.storage == cpu::Storage::float32) {
+    attend(kernels, args);
+  } else if (kernels.can_dot(args)) {
+    const auto pairs = at::empty({kernels.value_pairs(args)}, at::kInt);
+    auto* data = reinterpret_cast<uint32_t*>(pairs.data_ptr<int32_t>());
+    run_tasks(n * args.kv_heads, 1,
+              [&](int64_t i, float*) { kernels.pair_values(args, i, i + 1, data); });
+    args.value_pairs = data;
+    attend(kernels, args);
+  } else {
+    const auto wide_key = k.to(at::kFloat), wide_value = v.to(at::kFloat);
+    args.storage = cpu::Storage::float32;
+    args.key = stored_rows(wide_key);
+    args.value = stored_rows(wide_value);
+    attend(kernels, args);
   }
-  const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
-  run_tasks(averaged ? n * tiles : n * h * tiles, kernels.forward_scratch(args),
-            [&](int64_t i, float* scratch) { kernels.forward(args, i, i + 1, scratch); });
   return result;
 }
 
@@ -156,15 +197,18 @@ variable_list backward(const at::Tensor& query, const at::Tensor& key, const at:
 
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-// The forward where pairs are blocked and values may be NaN: the kernels see zeros in place of
-// such values, and the queries that may attend to them get what they give afterwards.
+// The forward where pairs are blocked and values may be NaN. A blocked value times its weight
+// of 0 shows as NaN in the output; then the kernels see zeros in place of such values, and the
+// queries that may attend to them get what they give afterwards.
 ForwardResult guarded_forward(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const ResolvedMask& mask,
                               const AttentionCall& call, bool for_backward) {
-  if (mask.allows_everything() || !may_be_non_finite(value)) {
-    return forward(query, key, value, mask, call, for_backward);
+  auto result = forward(query, key, value, mask, call, for_backward);
+  if (mask.allows_everything() || !may_be_non_finite(result.output) ||
+      !may_be_non_finite(value)) {
+    return result;
   }
-  auto result = forward(query, key, finite_rows(value), mask, call, for_backward);
+  result = forward(query, key, finite_rows(value), mask, call, for_backward);
   const int64_t group = query.size(1) / value.size(1);
   const auto bad = row_is_finite(value).logical_not();
   for (const int64_t j : marked_rows(bad)) {
@@ -297,23 +341,21 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
 AttentionOutput fused_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call) {
-  if (query.scalar_type() != at::kFloat) {
-    // The half types are for storage: widened here, a copy of the inputs but never of a map.
-    const auto wide = fused_attention(query.to(at::kFloat), key.to(at::kFloat),
-                                      value.to(at::kFloat), mask, call);
-    const auto dtype = query.scalar_type();
-    return {wide.output.to(dtype),
-            wide.weights.defined() ? wide.weights.to(dtype) : at::Tensor()};
-  }
+  const auto dtype = query.scalar_type();
+  const auto narrow = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(dtype) : tensor;
+  };
   const bool wants_gradient =
       at::GradMode::is_enabled() &&
       (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  // The half types are for storage, and all sums are float32.
   if (wants_gradient) {
-    const auto results = FusedAttention::apply(query, key, value, mask, call);
-    return {results[0], results.size() > 1 ? results[1] : at::Tensor()};
+    const auto results = FusedAttention::apply(query.to(at::kFloat), key.to(at::kFloat),
+                                               value.to(at::kFloat), mask, call);
+    return {narrow(results[0]), results.size() > 1 ? narrow(results[1]) : at::Tensor()};
   }
-  const auto result = guarded_forward(query, key, value, mask, call, false);
-  return {result.output, result.weights};
+  const auto result = guarded_forward(query.to(at::kFloat), key, value, mask, call, false);
+  return {narrow(result.output), narrow(result.weights)};
 }
 
 }  // namespace mha::detail

@@ -14,47 +14,26 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <random>
-#include <sstream>
 #include <string>
 
 #include "attention_path.h"
+#include "attention_setting.h"
 #include "plain_attention.h"
 #include "torch_headers.h"
 
 namespace mha::detail {
 namespace {
 
-struct Setting {
-  int64_t batch, heads, kv_heads, queries, keys, extra, head_dim, value_dim;
-  Mask mask;
-  AttentionCall call;
-};
-
-std::ostream& operator<<(std::ostream& stream, const Setting& s) {
-  return stream << "N=" << s.batch << " H=" << s.heads << " Hk=" << s.kv_heads
-                << " L=" << s.queries << " S=" << s.keys << "+" << s.extra
-                << " D=" << s.head_dim << " Dv=" << s.value_dim << " mask " << s.mask
-                << " dropout " << s.call.dropout << " weights " << s.call.weights << " "
-                << cpu_isa();
-}
-
-AttentionCall call_for(int64_t head_dim) {
-  return {1 / std::sqrt(static_cast<double>(head_dim)), 0, 0, Weights::none, false};
-}
-
 // What a call gives: output, weights (maybe undefined), and the gradients of q, k and v.
 using Results = std::vector<at::Tensor>;
 using Path = AttentionOutput (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const ResolvedMask&, const AttentionCall&);
 
-Results run(Path path, const Setting& s, const std::vector<at::Tensor>& inputs,
+Results run(Path path, const AttentionSetting& s, const std::vector<at::Tensor>& inputs,
             const at::Tensor& grad_output, at::ScalarType dtype) {
   std::vector<at::Tensor> leaves;
   for (const auto& input : inputs) leaves.push_back(input.to(dtype).detach().requires_grad_());
-  auto mask = resolve(s.mask, {{}, s.batch, s.heads, s.queries, s.keys}, at::kCPU);
-  mask.extra_keys = s.extra;
-  const auto result = path(leaves[0], leaves[1], leaves[2], mask, s.call);
+  const auto result = path(leaves[0], leaves[1], leaves[2], resolved_mask(s), s.call);
   const auto grads = torch::autograd::grad({result.output}, leaves, {grad_output.to(dtype)});
   return {result.output, result.weights, grads[0], grads[1], grads[2]};
 }
@@ -64,7 +43,7 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
                         : (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-void expect_kernels_agree(const Setting& s, int64_t seed) {
+void expect_kernels_agree(const AttentionSetting& s, int64_t seed) {
   torch::manual_seed(seed);
   const int64_t keys = s.keys + s.extra;
   const std::vector<at::Tensor> inputs{
@@ -105,56 +84,7 @@ class FusedAttentionTest : public ::testing::Test {
 
 TEST_F(FusedAttentionTest, AgreesWithThePlainPathInFiveHundredRandomSettings) {
   for (int64_t seed = 0; seed < 500; ++seed) {
-    std::mt19937 generator(static_cast<uint32_t>(seed));
-    const auto pick = [&](int64_t low, int64_t high) {
-      return std::uniform_int_distribution<int64_t>(low, high)(generator);
-    };
-    const auto chance = [&](int64_t in) { return pick(1, in) == 1; };
-    torch::manual_seed(seed);
-    const int64_t longest = chance(5) ? 300 : 60, kv_heads = pick(1, 3);
-    Setting s{pick(1, 3),
-              kv_heads * pick(1, 3),
-              kv_heads,
-              pick(1, longest),
-              pick(1, longest),
-              0,
-              0,
-              0,
-              {},
-              {}};
-    if (chance(4)) {
-      s.queries = pick(1, 4);
-      s.keys = pick(200, 1500);
-    }
-    s.extra = chance(4) ? pick(1, 2) : 0;
-    s.head_dim = chance(2) ? 64 : pick(1, 80);
-    s.value_dim = chance(2) ? s.head_dim : pick(1, 80);
-    const int64_t n = s.batch, h = s.heads, l = s.queries, k = s.keys;
-    const auto plane = [&] {
-      return std::vector<int64_t>{chance(2) ? n : 1, chance(2) ? h : 1, l, k};
-    };
-    if (chance(3)) {
-      s.mask = s.mask & Mask::causal(chance(2) ? Mask::Alignment::bottom_right
-                                               : Mask::Alignment::top_left);
-    }
-    if (chance(4)) s.mask = s.mask & Mask::window(pick(-1, 40), pick(-1, 40));
-    if (chance(4)) s.mask = s.mask & Mask::lengths(torch::randint(0, k + 1, {n}));
-    if (chance(4)) s.mask = s.mask & Mask::keep_keys(torch::rand({n, k}) > 0.3);
-    if (chance(4)) s.mask = s.mask & Mask::keep(torch::rand(plane()) > 0.4);
-    if (chance(4)) s.mask = s.mask & Mask::block(torch::rand({l, k}) > 0.7);
-    if (chance(4)) {
-      auto added = torch::randn(plane());
-      if (chance(2)) added.masked_fill_(added > 0.5, -INFINITY);
-      s.mask = s.mask & Mask::add(added);
-    }
-    s.call = call_for(s.head_dim);
-    s.call.weights = static_cast<Weights>(pick(0, 2));
-    s.call.weights_after_dropout = chance(2);
-    if (chance(3)) {
-      s.call.dropout = 0.3;
-      s.call.dropout_seed = static_cast<uint64_t>(seed);
-    }
-    expect_kernels_agree(s, seed);
+    expect_kernels_agree(draw_setting(seed), seed);
   }
 }
 

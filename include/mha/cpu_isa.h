@@ -8,8 +8,8 @@ namespace mha {
 /// The instruction sets that the CPU kernels are built for, narrowest first.
 enum class CpuIsa {
   generic,  ///< what every CPU of the architecture has
-  avx2,     ///< AVX2 and FMA
-  avx512,   ///< AVX-512 F, VL, DQ and BW
+  avx2,     ///< AVX2, FMA and F16C
+  avx512,   ///< AVX-512 F, VL, DQ and BW; AVX512_BF16 too where the CPU has it
 };
 std::ostream& operator<<(std::ostream& stream, CpuIsa isa);
 

@@ -308,10 +308,10 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, in
   const KeySpan span = key_span(args.mask, at);
   t.keeps_all = span.end - span.begin <= few_keys;
   t.first_key = span.begin;
-  load_tile(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-            args.scale * log2e, t.query);
-  load_tile(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,
-            args.value_dim, 1.0f, t.grad_output);
+  transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
+               args.scale * log2e, t.query, tile);
+  transpose_in(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,
+               args.value_dim, 1.0f, t.grad_output, tile);
   const int64_t row = (at.n * args.heads + at.h) * args.queries + at.first;
   for (int64_t i = 0; i < at.count; ++i) {
     t.maximum[i] = args.row_maximum[row + i];

@@ -23,17 +23,32 @@ struct ForwardTile {
   QueryTile at;
   int64_t kv_head;
   float *query, *scores, *output, *terms, *dropped;  // scratch
+  bool started;                                      // whether output holds sums
   float maximum[tile], sum[tile];
   TileDropout dropout;
   WeightStrip strip;
 };
 
+// Asks for rows early: they come from farther away than everything else of a tile.
+MHA_INLINE void fetch_rows(const float* row, int64_t stride, int64_t count, int64_t dim) {
+  for (int64_t i = 0; i < count; ++i, row += stride) {
+    for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(row + d);
+  }
+}
+
 // pass 1 for M keys; keeps the largest score of each lane in `top`.
-template <int M, int V>
+template <typename Of, int M, int V>
 MHA_INLINE void score_rows(const float* key, int64_t key_stride, int64_t depth,
-                           const float* query, float* scores, Vec (&top)[V]) {
+                           const float* query, float factor, float* scores, Vec (&top)[V]) {
   Vec c[M][V] = {};
-  multiply_add<M, V>(depth, key, key_stride, 1, query, tile, c);
+  multiply_add<M, V, Of>(depth, key, key_stride, 1, query, tile, c);
+  if constexpr (Of::pairs) {  // a factor in the query would have been rounded with it
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) c[m][v] *= factor;
+    }
+  }
   store_block(scores, tile, c);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -42,39 +57,35 @@ MHA_INLINE void score_rows(const float* key, int64_t key_stride, int64_t depth,
   }
 }
 
-template <int V>
-static void score_block(const float* key, int64_t key_stride, int64_t keys, int64_t depth,
-                        const float* query, float* scores, Vec (&top)[V]) {
-  int64_t j = 0;
-  for (; j + micro_rows <= keys; j += micro_rows) {
-    score_rows<micro_rows, V>(key + j * key_stride, key_stride, depth, query, scores + j * tile,
-                              top);
-  }
-  for (; j < keys; ++j) {
-    score_rows<1, V>(key + j * key_stride, key_stride, depth, query, scores + j * tile, top);
-  }
+template <typename Of, int V>
+MHA_APART void score_block(const float* key, int64_t key_stride, int64_t keys, int64_t depth,
+                           const float* query, float factor, float* scores, Vec (&top)[V]) {
+  const auto rows = [&](auto count, int64_t j) {
+    score_rows<Of, decltype(count)::value>(key + j * key_stride, key_stride, depth, query,
+                                           factor, scores + j * tile, top);
+  };
+  for_each_rows(keys, rows);
 }
 
-// pass 4 for M value dimensions.
-template <int M, int V>
+// pass 4 for M value dimensions; the first block starts the sums.
+template <typename Of, int M, int V>
 MHA_INLINE void output_rows(const float* value, int64_t value_stride, int64_t keys,
-                            const float* weights, float* output) {
-  Vec c[M][V];
-  load_block(output, tile, c);
-  multiply_add<M, V>(keys, value, 1, value_stride, weights, tile, c);
+                            const float* weights, bool starts, float* output) {
+  Vec c[M][V] = {};
+  if (!starts) load_block(output, tile, c);
+  multiply_add<M, V, Of>(keys, value, 1, value_stride, weights, tile, c);
   store_block(output, tile, c);
 }
 
-template <int V>
-static void output_block(const float* value, int64_t value_stride, int64_t keys,
-                         int64_t value_dim, const float* weights, float* output) {
-  int64_t d = 0;
-  for (; d + micro_rows <= value_dim; d += micro_rows) {
-    output_rows<micro_rows, V>(value + d, value_stride, keys, weights, output + d * tile);
-  }
-  for (; d < value_dim; ++d) {
-    output_rows<1, V>(value + d, value_stride, keys, weights, output + d * tile);
-  }
+template <typename Of, int V>
+MHA_APART void output_block(const float* value, int64_t value_stride, int64_t keys,
+                            int64_t value_dim, const float* weights, bool starts,
+                            float* output) {
+  const auto rows = [&](auto count, int64_t d) {
+    output_rows<Of, decltype(count)::value, V>(value + d, value_stride, keys, weights, starts,
+                                               output + d * tile);
+  };
+  for_each_rows(value_dim, rows);
 }
 
 // Moves the running maximum to cover `top`, but only once a lane rose by more than `slack`:
@@ -91,7 +102,7 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
     float* maximum = t.maximum + (first_vector + v) * lanes;
     const Vec old = load(maximum);
     const IntVec rises = top[v] > old + slack;
-    moved = moved || any(rises);
+    moved = moved || any(rises & (old != minus_infinity));
     const Vec now = rises ? max_drop_nan(broadcast(lowest), ceil(top[v])) : old;
     store(maximum, now);
     // Where nothing was seen before, the sum and output are 0 whatever the factor.
@@ -151,16 +162,24 @@ static void drop_weights(const ForwardTile& t, const KeyBlock& block, const floa
   }
 }
 
-template <int V>
-static void attend_block(ForwardTile& t, const KeyBlock& block) {
+static void clear_output(ForwardTile& t) {
+  for (int64_t i = 0; i < t.args.value_dim * tile; i += lanes) store(t.output + i, Vec{});
+}
+
+template <int V, typename Of>
+static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   const AttentionForward& args = t.args;
   const int64_t offset = block.first_vector * lanes;
+  constexpr int width = Of::pairs ? 2 : 1;  // numbers in one place
   if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
   Vec top[V];
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
-  score_block<V>(args.key.at(t.at.n, t.kv_head, block.first), args.key.t, block.keys,
-                 args.head_dim, t.query + offset, t.scores + offset, top);
+  const int64_t key_at =
+      args.key.n * t.at.n + args.key.h * t.kv_head + args.key.t * block.first;
+  score_block<Of, V>(static_cast<const float*>(args.key.data) + key_at / width,
+                     args.key.t / width, block.keys, args.head_dim / width, t.query + offset,
+                     args.scale * log2e, t.scores + offset, top);
   if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, t.scores);
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, -__builtin_inff(), t.scores);
   if (block.adds || block.blocks) {
@@ -185,8 +204,22 @@ static void attend_block(ForwardTile& t, const KeyBlock& block) {
     drop_weights<V>(t, block, t.scores, dropped);
     weights = dropped;
   }
-  output_block<V>(args.value.at(t.at.n, t.kv_head, block.first), args.value.t, block.keys,
-                  args.value_dim, weights + offset, t.output + offset);
+  const bool starts = !t.started && V * lanes >= t.at.count;
+  if (!t.started && !starts) clear_output(t);
+  t.started = true;
+  if constexpr (Of::pairs) {
+    float* pairs = args.weights.data ? t.dropped : t.scores;
+    pair_rows<V>(weights + offset, block.keys, pairs + offset);
+    const int64_t head = t.at.n * args.kv_heads + t.kv_head;
+    const uint32_t* value =
+        args.value_pairs + head * words_of_values(args) + block.first / 2 * args.value_dim;
+    output_block<Of, V>(reinterpret_cast<const float*>(value), args.value_dim,
+                        (block.keys + 1) / 2, args.value_dim, pairs + offset, starts,
+                        t.output + offset);
+  } else {
+    output_block<Of, V>(args.value.at(t.at.n, t.kv_head, block.first), args.value.t, block.keys,
+                        args.value_dim, weights + offset, starts, t.output + offset);
+  }
   if (args.weights.data) remember_block(t.strip, block, t.maximum);
 }
 
@@ -207,14 +240,8 @@ static void finish_tile(ForwardTile& t) {
                   args.weights.t);
   }
   for (int v = 0; v < tile_vectors; ++v) inverse[v] *= args.dropout.factor;
-  for (int64_t d = 0; d < args.value_dim; ++d) {
-    float* row = t.output + d * tile;
-    for (int v = 0; v < tile_vectors; ++v) {
-      store(row + v * lanes, load(row + v * lanes) * inverse[v]);
-    }
-  }
-  transpose(t.output, tile, args.value_dim, t.at.count,
-            args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
+  transpose_out(t.output, tile, t.at.count, args.value_dim, inverse,
+                args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
   if (!args.row_maximum) return;
   const int64_t row = (t.at.n * args.heads + t.at.h) * args.queries + t.at.first;
   for (int64_t i = 0; i < t.at.count; ++i) {
@@ -224,19 +251,9 @@ static void finish_tile(ForwardTile& t) {
   }
 }
 
-// to[c][lane] = factor * row[lane][c], zero in the lanes after `count`.
-static void load_tile(const float* rows, int64_t stride, int64_t count, int64_t columns,
-                      float factor, float* to) {
-  transpose(rows, stride, count, columns, to, tile);
-  for (int64_t c = 0; c < columns; ++c) {
-    float* row = to + c * tile;
-    for (int64_t i = 0; i < count; ++i) row[i] *= factor;
-    for (int64_t i = count; i < tile; ++i) row[i] = 0;
-  }
-}
-
+template <typename Of>
 static void forward_tile(const AttentionForward& args, const QueryTile& at, float* scratch) {
-  ForwardTile t{args, at, at.h / (args.heads / args.kv_heads), {}, {}, {}, {}, {}, {}, {},
+  ForwardTile t{args, at, at.h / (args.heads / args.kv_heads), {}, {}, {}, {}, {}, {}, {}, {},
                 {},   {}};
   t.query = scratch;
   t.scores = t.query + args.head_dim * tile;
@@ -248,13 +265,16 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
     start_dropout(t.dropout, args.dropout.seed,
                   (at.n * args.heads + at.h) * args.queries + at.first, at.count);
   }
-  load_tile(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-            args.scale * log2e, t.query);
+  fetch_rows(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim);
+  fetch_rows(args.output.at(at.n, at.h, at.first), args.output.t, at.count, args.value_dim);
+  transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
+               Of::pairs ? 1.0f : args.scale * log2e, t.query, tile);
+  if constexpr (Of::pairs) pair_rows<tile_vectors>(t.query, args.head_dim, t.query);
   for (int i = 0; i < tile; ++i) t.maximum[i] = -__builtin_inff();
-  for (int64_t i = 0; i < args.value_dim * tile; ++i) t.output[i] = 0;
   walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
-    MHA_FOR_VECTORS(block.vectors, attend_block, t, block);
+    MHA_FOR_VECTORS(block.vectors, attend_block, t, block, Of{});
   });
+  if (!t.started) clear_output(t);
   finish_tile(t);
 }
 
@@ -263,13 +283,24 @@ static int64_t forward_scratch(const AttentionForward& args) {
   return (args.head_dim + args.value_dim + 3 * key_block) * tile + strip;
 }
 
-static void forward(const AttentionForward& args, int64_t begin, int64_t end, float* scratch) {
+template <typename Of>
+static void forward_tiles(const AttentionForward& args, int64_t begin, int64_t end,
+                          float* scratch) {
   for (int64_t i = begin; i < end; ++i) {
     if (args.weights.data && args.averaged) {
       QueryTile at = query_tile(1, args.queries, i);
-      for (at.h = 0; at.h < args.heads; ++at.h) forward_tile(args, at, scratch);
+      for (at.h = 0; at.h < args.heads; ++at.h) forward_tile<Of>(args, at, scratch);
     } else {
-      forward_tile(args, query_tile(args.heads, args.queries, i), scratch);
+      forward_tile<Of>(args, query_tile(args.heads, args.queries, i), scratch);
     }
   }
+}
+
+static void forward(const AttentionForward& args, int64_t begin, int64_t end, float* scratch) {
+#if MHA_ISA_AVX512
+  if (args.storage == Storage::bfloat16) {
+    return forward_tiles<BFloat16Pairs>(args, begin, end, scratch);
+  }
+#endif
+  forward_tiles<Floats>(args, begin, end, scratch);
 }

@@ -4,9 +4,8 @@
 // query heads that share it, and the vectors run over the head's dimensions. The keys of a head
 // are split into chunks of a fixed length, whatever the number of threads, and the chunks'
 // results are merged in order:
-//   pass 1  scores of 16 (or as many as there are lanes) keys at a time: products per key, then
-//   one
-//           transpose turns their sums into a vector
+//   pass 1  scores of some keys at a time: products per key, then one transpose turns their
+//           sums into a vector
 //   pass 2  blocks and added terms, maximum and sum of the chunk
 //   pass 3  output = weights V, kept apart for each chunk
 //   merge   outputs and sums of all chunks relative to the largest maximum
@@ -14,8 +13,11 @@
 // Source: "Flash-Decoding for long-context inference", Dao et al., 2023.
 
 constexpr int64_t decode_chunk = 256;
-constexpr int64_t decode_group = 32;  // keys whose values stay in the first-level cache
 constexpr int64_t most_rows = 8;
+// Rows whose scores one pass over the keys forms, and keys whose values one pass adds: as many
+// as the registers hold.
+constexpr int most_together = lanes >= 16 ? 4 : lanes >= 8 ? 2 : 1;
+constexpr int64_t values_together = 8;
 
 MHA_INLINE int64_t decode_rows(const AttentionForward& args) {
   return args.heads / args.kv_heads * args.queries;
@@ -40,51 +42,133 @@ static int64_t decode_partials(const AttentionForward& args) {
          partial_size(args);
 }
 
-// scores[0, lanes) of one query against `count` consecutive keys.
-MHA_INLINE Vec decode_scores(const float* query, const float* key, int64_t stride,
-                             int64_t count, int64_t dim) {
-  Vec sums[lanes];
-  const int64_t whole = dim - dim % lanes;
-#pragma GCC unroll 16
-  for (int j = 0; j < lanes; ++j) {
-    const float* row = key + min64(j, count - 1) * stride;
-    Vec even = {}, odd = {};
-    int64_t d = 0;
-    for (; d + 2 * lanes <= whole; d += 2 * lanes) {
-      even += load(query + d) * load(row + d);
-      odd += load(query + d + lanes) * load(row + d + lanes);
+// Fetches rows ahead of their use, line by line in memory's order.
+template <typename Element>
+struct Ahead {
+  const Element* row;
+  int64_t stride, dim, d;
+  MHA_INLINE_MEMBER void fetch() {
+    __builtin_prefetch(row + d, 0, 2);
+    d += lanes;
+    if (d >= dim) {
+      d = 0;
+      row += stride;
     }
-    if (d < whole) even += load(query + d) * load(row + d);
-    sums[j] = even + odd;
   }
-  transpose_step<lanes / 2>(sums);
-  Vec scores = sums[0];
-#pragma GCC unroll 16
-  for (int j = 1; j < lanes; ++j) scores += sums[j];
-  for (int64_t d = whole; d < dim; ++d) {
-    for (int64_t j = 0; j < count; ++j) scores[j] += query[d] * key[j * stride + d];
+};
+
+// sums[0] lane i becomes the sum of all lanes of sums[i].
+template <int Step>
+MHA_INLINE void add_across(Vec (&sums)[lanes]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < Step; ++i) {
+    swap_blocks<Step>(sums[i], sums[i + Step], std::make_index_sequence<lanes>{});
+    sums[i] += sums[i + Step];
   }
-  return scores;
+  if constexpr (Step > 1) add_across<Step / 2>(sums);
 }
 
-// output[d] += weights[j] * value[j][d] over `count` keys.
-MHA_INLINE void decode_output(const float* weights, const float* value, int64_t stride,
-                              int64_t count, int64_t dim, float* output) {
+// Scores of R queries against lanes / R consecutive keys: lane r * lanes / R + j is key j's
+// with query r.
+template <int R, typename Element>
+MHA_INLINE Vec score_keys(const float* query, const Element* key, int64_t stride, int64_t count,
+                          int64_t dim, Ahead<Element>& ahead) {
+  constexpr int keys = lanes / R, step = R == 1 ? 1 : keys < 4 ? keys : 4;
+  Vec sums[lanes];
+#pragma GCC unroll 16
+  for (int first = 0; first < keys; first += step) {
+    const Element* row[step];
+    Vec c[R][step] = {};
+#pragma GCC unroll 4
+    for (int j = 0; j < step; ++j) row[j] = key + min64(first + j, count - 1) * stride;
+#pragma GCC unroll 2
+    for (int64_t d = 0; d + lanes <= dim; d += lanes) {
+#pragma GCC unroll 4
+      for (int j = 0; j < step; ++j) {
+        Vec k = load(row[j] + d);
+        if constexpr (R > 1) MHA_PIN(k);
+        if constexpr (R > 1) ahead.fetch();
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) c[r][j] += load(query + r * dim + d) * k;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < step; ++j) sums[r * keys + first + j] = c[r][j];
+    }
+  }
+  add_across<lanes / 2>(sums);
+  if (dim % lanes) {
+    float tail[lanes];
+    store(tail, sums[0]);
+    for (int i = 0; i < lanes; ++i) {
+      const Element* row = key + min64(i % keys, count - 1) * stride;
+      for (int64_t d = dim - dim % lanes; d < dim; ++d) {
+        tail[i] += query[i / keys * dim + d] * to_float(row[d]);
+      }
+    }
+    sums[0] = load(tail);
+  }
+  return sums[0];
+}
+
+// pass 1 for R rows of queries; scores[r][key] with rows `decode_chunk` apart.
+template <int R, typename Element>
+static void score_chunk(const float* query, const Element* key, int64_t stride, int64_t count,
+                        int64_t dim, float* scores) {
+  constexpr int keys = lanes / R;
+  Ahead<Element> ahead{key + 64 * stride, stride, dim, 0};
+  for (int64_t j = 0; j < count; j += keys) {
+    float found[lanes];
+    store(found, score_keys<R>(query, key + j * stride, stride, count - j, dim, ahead));
+    for (int r = 0; r < R; ++r) {
+      for (int i = 0; i < keys; ++i) scores[r * decode_chunk + j + i] = found[r * keys + i];
+    }
+  }
+}
+
+// pass 3 for M rows and V vectors of dimensions: output[m][d] += weights[m][j] * value[j][d].
+template <int M, int V, typename Element>
+MHA_INLINE void add_values(const float* weights, const Element* value, int64_t stride,
+                           int64_t keys, float* output, int64_t output_stride,
+                           Ahead<Element>& ahead) {
+  Vec c[M][V];
+  load_block(output, output_stride, c);
+  for (int64_t j = 0; j < keys; ++j, value += stride) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      Vec b = load(value + v * lanes);
+      if constexpr (M > 1) {
+        MHA_PIN(b);
+        ahead.fetch();
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) c[m][v] += weights[m * decode_chunk + j] * b;
+    }
+  }
+  store_block(output, output_stride, c);
+}
+
+template <int M, typename Element>
+static void add_value_rows(const float* weights, const Element* value, int64_t stride,
+                           int64_t keys, int64_t dim, float* output, int64_t output_stride,
+                           Ahead<Element>& ahead) {
+  constexpr int wide = M == 1 ? 8 : lanes >= 16 ? 4 : 2;
   int64_t d = 0;
-  for (; d + 4 * lanes <= dim; d += 4 * lanes) {
-    Vec c[1][4];
-    load_block(output + d, 0, c);
-    multiply_add<1, 4>(count, weights, 0, 1, value + d, stride, c);
-    store_block(output + d, 0, c);
+  for (; d + wide * lanes <= dim; d += wide * lanes) {
+    add_values<M, wide>(weights, value + d, stride, keys, output + d, output_stride, ahead);
   }
   for (; d + lanes <= dim; d += lanes) {
-    Vec c[1][1];
-    load_block(output + d, 0, c);
-    multiply_add<1, 1>(count, weights, 0, 1, value + d, stride, c);
-    store_block(output + d, 0, c);
+    add_values<M, 1>(weights, value + d, stride, keys, output + d, output_stride, ahead);
   }
   for (; d < dim; ++d) {
-    for (int64_t j = 0; j < count; ++j) output[d] += weights[j] * value[j * stride + d];
+    for (int m = 0; m < M; ++m) {
+      for (int64_t j = 0; j < keys; ++j) {
+        output[m * output_stride + d] +=
+            weights[m * decode_chunk + j] * to_float(value[j * stride + d]);
+      }
+    }
   }
 }
 
@@ -131,6 +215,7 @@ static void decode_softmax(float* scores, int64_t count, float* maximum, float* 
   for (int i = 1; i < lanes; ++i) *sum += total[i];
 }
 
+template <typename Element>
 static void decode_task(const AttentionForward& args, int64_t index, float* scratch,
                         float* partials) {
   const int64_t chunks = decode_chunks(args), rows = decode_rows(args);
@@ -145,30 +230,48 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
     const float* query = args.query.at(n, kv_head * group + r / args.queries, r % args.queries);
     for (int64_t d = 0; d < dim; ++d) queries[r * dim + d] = query[d] * factor;
   }
-  for (int64_t j = 0; j < count; j += lanes) {
-    const float* key = args.key.at(n, kv_head, first + j);
-    for (int64_t r = 0; r < rows; ++r) {
-      store(scores + r * decode_chunk + j,
-            decode_scores(queries + r * dim, key, args.key.t, min64(lanes, count - j), dim));
+  const auto* key = args.key.at<Element>(n, kv_head, first);
+  const auto score = [&](auto width, int64_t r) {
+    score_chunk<decltype(width)::value>(queries + r * dim, key, args.key.t, count, dim,
+                                        scores + r * decode_chunk);
+    return decltype(width)::value;
+  };
+  for (int64_t r = 0; r < rows;) {
+    if (most_together >= 4 && rows - r >= 4) {
+      r += score(std::integral_constant<int, most_together>{}, r);
+    } else if (most_together >= 2 && rows - r >= 2) {
+      r += score(std::integral_constant < int, most_together<2 ? 1 : 2>{}, r);
+    } else {
+      r += score(std::integral_constant<int, 1>{}, r);
     }
   }
   const KernelMask& mask = args.mask;
   const bool open = !mask.lengths && !mask.keep_keys && !mask.pair_bits && !mask.added.data &&
                     mask.low <= first - (args.queries - 1) && mask.high >= first + count - 1;
-  float* partial = partials + index * rows * partial_size(args);
-  for (int64_t r = 0; r < rows; ++r, partial += partial_size(args)) {
+  const int64_t size = partial_size(args);
+  float* partial = partials + index * rows * size;
+  for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * decode_chunk;
     const QueryTile t{n, kv_head * group + r / args.queries, 0, args.queries};
     if (!open) decode_mask(args, t, r % args.queries, first, count, row);
-    decode_softmax(row, count, partial, partial + 1);
-    for (int64_t d = 0; d < args.value_dim; ++d) partial[2 + d] = 0;
+    decode_softmax(row, count, partial + r * size, partial + r * size + 1);
+    for (int64_t d = 0; d < args.value_dim; ++d) partial[r * size + 2 + d] = 0;
   }
-  for (int64_t j = 0; j < count; j += decode_group) {
-    const float* value = args.value.at(n, kv_head, first + j);
-    partial = partials + index * rows * partial_size(args);
-    for (int64_t r = 0; r < rows; ++r, partial += partial_size(args)) {
-      decode_output(scores + r * decode_chunk + j, value, args.value.t,
-                    min64(decode_group, count - j), args.value_dim, partial + 2);
+  const auto* value = args.value.at<Element>(n, kv_head, first);
+  const bool in_one = rows == 1 && args.value_dim <= 8 * lanes;
+  Ahead<Element> ahead{value + 64 * args.value.t, args.value.t, args.value_dim, 0};
+  const int64_t together = in_one ? count : values_together;
+  for (int64_t j = 0; j < count; j += together) {
+    const Element* from = value + j * args.value.t;
+    const int64_t keys = min64(together, count - j);
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+      add_value_rows<4>(scores + r * decode_chunk + j, from, args.value.t, keys, args.value_dim,
+                        partial + r * size + 2, size, ahead);
+    }
+    for (; r < rows; ++r) {
+      add_value_rows<1>(scores + r * decode_chunk + j, from, args.value.t, keys, args.value_dim,
+                        partial + r * size + 2, size, ahead);
     }
   }
 }
@@ -179,7 +282,19 @@ static int64_t decode_scratch(const AttentionForward& args) {
 
 static void decode(const AttentionForward& args, int64_t begin, int64_t end, float* scratch,
                    float* partials) {
-  for (int64_t i = begin; i < end; ++i) decode_task(args, i, scratch, partials);
+  for (int64_t i = begin; i < end; ++i) {
+    switch (args.storage) {
+      case Storage::float32:
+        decode_task<float>(args, i, scratch, partials);
+        break;
+      case Storage::bfloat16:
+        decode_task<BFloat16>(args, i, scratch, partials);
+        break;
+      case Storage::float16:
+        decode_task<Float16>(args, i, scratch, partials);
+        break;
+    }
+  }
 }
 
 static void merge_decoded(const AttentionForward& args, const float* partials) {

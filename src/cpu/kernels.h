@@ -16,6 +16,25 @@ struct Rows {
   T* at(int64_t in, int64_t ih, int64_t it) const { return data + in * n + ih * h + it * t; }
 };
 
+/// What keys and values are stored as. Sums are float32 whatever it is.
+enum class Storage { float32, bfloat16, float16 };
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+/// Rows of keys or values in one of the storage types.
+struct StoredRows {
+  const void* data = nullptr;
+  int64_t n = 0, h = 0, t = 0;
+  template <typename T = float>
+  const T* at(int64_t in, int64_t ih, int64_t it) const {
+    return static_cast<const T*>(data) + in * n + ih * h + it * t;
+  }
+};
+
 /// Which keys a query may attend to: all conditions hold together.
 struct KernelMask {
   /// low <= key - query <= high, for the keys before `keys`.
@@ -43,11 +62,16 @@ struct KernelDropout {
   float factor = 1;
 };
 
-/// Attention forward over float32.
+/// Attention forward. `decode` reads keys and values of every storage type, `forward` reads
+/// float32, and bfloat16 where `can_dot` says so.
 struct AttentionForward {
   int64_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
   float scale;
-  Rows<const float> query, key, value;
+  Rows<const float> query;
+  Storage storage = Storage::float32;
+  StoredRows key, value;
+  /// For `forward` over bfloat16, as `pair_values` left them.
+  const uint32_t* value_pairs = nullptr;
   Rows<float> output;
   /// For the backward, (N, H, L) each: weight = 2^(score * log2(e) - row_maximum) * row_factor.
   /// Two numbers, since in their sum a large maximum would swallow the factor. Null: not
@@ -106,6 +130,12 @@ struct Kernels {
   /// Computes tiles [begin, end) of batch * heads * ceil(queries / tile), tile index fastest;
   /// of batch * ceil(queries / tile) with averaged weights, whose tiles sum over the heads.
   void (*forward)(const AttentionForward&, int64_t begin, int64_t end, float* scratch);
+  /// Whether `forward` can multiply bfloat16 without widening it.
+  bool (*can_dot)(const AttentionForward&);
+  /// Words that `pair_values` writes, and what writes them for key/value heads [begin, end) of
+  /// batch * kv_heads: the values of two consecutive keys side by side.
+  int64_t (*value_pairs)(const AttentionForward&);
+  void (*pair_values)(const AttentionForward&, int64_t begin, int64_t end, uint32_t* pairs);
   /// Whether a call has so few queries that reading keys and values decides, and asks for the
   /// output only. Then `decode` is for it. (The backward repeats `forward`'s sums bit by bit.)
   bool (*can_decode)(const AttentionForward&);

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <type_traits>
 #include <utility>
 #if MHA_ISA_AVX512 || MHA_ISA_AVX2
 #include <immintrin.h>
@@ -23,6 +24,7 @@ namespace {
 #include "key_walk.h"
 #include "dropout.h"
 #include "weight_strip.h"
+#include "bfloat16_pairs.h"
 #include "attention_forward.h"
 #include "decode.h"
 #include "attention_backward.h"
@@ -31,10 +33,28 @@ namespace {
 // clang-format on
 
 constexpr Kernels make_kernels(const char* name) {
-  return {name,        tile,          key_block,        pack_pairs,     forward_scratch,
-          forward,     can_decode,    decode_chunk,     decode_scratch, decode_partials,
-          decode,      merge_decoded, backward_scratch, backward,       packed_size,
-          pack_weight, linear,        dropout_factors,  all_finite};
+  return {name,
+          tile,
+          key_block,
+          pack_pairs,
+          forward_scratch,
+          forward,
+          can_dot,
+          value_pairs,
+          pair_values,
+          can_decode,
+          decode_chunk,
+          decode_scratch,
+          decode_partials,
+          decode,
+          merge_decoded,
+          backward_scratch,
+          backward,
+          packed_size,
+          pack_weight,
+          linear,
+          dropout_factors,
+          all_finite};
 }
 
 }  // namespace

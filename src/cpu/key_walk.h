@@ -104,7 +104,8 @@ struct KeySpan {
 
 MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
   const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
-  const int64_t begin = max64(0, t.first + mask.low);
+  // An even key, since bfloat16 takes keys by twos.
+  const int64_t begin = max64(0, t.first + mask.low) & ~int64_t{1};
   return {begin, max64(begin, min64(limit, t.first + t.count + mask.high))};
 }
 

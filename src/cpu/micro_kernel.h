@@ -13,9 +13,25 @@ constexpr int micro_rows = 4;
 // Keys that one block of attention takes.
 constexpr int64_t key_block = 96;
 
+// What `multiply_add` sums: products of floats, or of two bfloat16 in each of their places.
+struct Floats {
+  static constexpr bool pairs = false;
+  MHA_INLINE_MEMBER static Vec add_product(Vec sum, Vec x, Vec y) { return sum + x * y; }
+};
+#if MHA_ISA_AVX512
+struct BFloat16Pairs {
+  static constexpr bool pairs = true;
+  // As assembly, since only a part of the CPUs with AVX-512 has it: `can_dot` asks.
+  MHA_INLINE_MEMBER static Vec add_product(Vec sum, Vec x, Vec y) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+    return sum;
+  }
+};
+#endif
+
 // c[m][v] += sum over k of a[m * a_m + k * a_k] * b[k * b_k + v * lanes ..]: a is broadcast
 // from any stride, b is read as it lies.
-template <int M, int V>
+template <int M, int V, typename Of = Floats>
 MHA_INLINE void multiply_add(int64_t depth, const float* a, int64_t a_m, int64_t a_k,
                              const float* b, int64_t b_k, Vec (&c)[M][V]) {
   static_assert(V <= 4);
@@ -39,10 +55,10 @@ MHA_INLINE void multiply_add(int64_t depth, const float* a, int64_t a_m, int64_t
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const Vec x = broadcast(a[m * a_m]);
-      c[m][0] += x * b0;
-      if constexpr (V > 1) c[m][1] += x * b1;
-      if constexpr (V > 2) c[m][2] += x * b2;
-      if constexpr (V > 3) c[m][3] += x * b3;
+      c[m][0] = Of::add_product(c[m][0], x, b0);
+      if constexpr (V > 1) c[m][1] = Of::add_product(c[m][1], x, b1);
+      if constexpr (V > 2) c[m][2] = Of::add_product(c[m][2], x, b2);
+      if constexpr (V > 3) c[m][3] = Of::add_product(c[m][3], x, b3);
     }
     a += a_k;
     b += b_k;
@@ -66,4 +82,19 @@ MHA_INLINE void store_block(float* to, int64_t stride, const Vec (&c)[M][V]) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) store(to + m * stride + v * lanes, c[m][v]);
   }
+}
+
+// Calls rows(integral_constant<int, M>, first) for [0, count) in steps of M rows, large steps
+// first.
+template <typename Rows>
+MHA_INLINE void for_each_rows(int64_t count, const Rows& rows) {
+  int64_t i = 0;
+  for (; i + micro_rows <= count; i += micro_rows) {
+    rows(std::integral_constant<int, micro_rows>{}, i);
+  }
+  if constexpr (micro_rows > 4) {
+    for (; i + 4 <= count; i += 4) rows(std::integral_constant<int, 4>{}, i);
+  }
+  for (; i + 2 <= count; i += 2) rows(std::integral_constant<int, 2>{}, i);
+  for (; i < count; ++i) rows(std::integral_constant<int, 1>{}, i);
 }

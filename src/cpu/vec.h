@@ -12,12 +12,60 @@ constexpr int lanes = 4;
 
 typedef float Vec __attribute__((vector_size(lanes * 4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(lanes * 4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(lanes * 4), may_alias));
+typedef uint16_t UnalignedShorts __attribute__((vector_size(lanes * 2), may_alias, aligned(2)));
 typedef float UnalignedVec __attribute__((vector_size(lanes * 4), may_alias, aligned(4)));
 
 #define MHA_INLINE static inline __attribute__((always_inline))
+// A loop that needs all registers is a function of its own: inlined, the compiler keeps other
+// values in them.
+#define MHA_APART static __attribute__((noinline))
+#define MHA_INLINE_MEMBER inline __attribute__((always_inline))
+
+MHA_INLINE float to_float(float x) {
+  return x;
+}
+MHA_INLINE uint32_t as_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+MHA_INLINE float float_of_bits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+MHA_INLINE float to_float(BFloat16 x) {
+  return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
+}
+MHA_INLINE float to_float(Float16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
+  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
+  // The exponent's bias grows by 112; infinities and NaN keep the largest exponent.
+  if (magnitude >= 0x7c00u << 13) return float_of_bits(sign | magnitude | 0x7f800000);
+  return float_of_bits(sign | as_bits(float_of_bits(magnitude) * 0x1p112f));
+}
 
 MHA_INLINE Vec load(const float* p) {
   return *reinterpret_cast<const UnalignedVec*>(p);
+}
+MHA_INLINE Vec load(const BFloat16* p) {
+  const auto bits = *reinterpret_cast<const UnalignedShorts*>(p);
+  return reinterpret_cast<Vec>(__builtin_convertvector(bits, Words) << 16);
+}
+MHA_INLINE Vec load(const Float16* p) {
+#if MHA_ISA_AVX512
+  // Unmasked, g++ 12 warns of a value that the intrinsic leaves undefined.
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif MHA_ISA_AVX2
+  return reinterpret_cast<Vec>(
+      _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  Vec v;
+  for (int i = 0; i < lanes; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
 }
 MHA_INLINE void store(float* p, Vec v) {
   *reinterpret_cast<UnalignedVec*>(p) = v;
