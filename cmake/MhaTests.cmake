@@ -15,13 +15,15 @@ function(mha_add_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE mha_test_settings ${arg_LIBS})
   target_precompile_headers(${name} REUSE_FROM mha_test_pch)
-  # Threads that wait do not spin: the tests of a parallel ctest share the cores. A sanitized process
-  # takes seconds to start, so there the executable is one test.
+  # Threads that wait do not spin: the tests of a parallel ctest share the cores. What runs again,
+  # under a sanitizer or on another path, runs on one thread. A sanitized process takes seconds to
+  # start, so there the executable is one test.
   set(environment OMP_WAIT_POLICY=passive)
+  set(environment_again ${environment} OMP_NUM_THREADS=1)
   if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
     set_tests_properties(${name} PROPERTIES
-      TIMEOUT 1200 ENVIRONMENT ${environment} FIXTURES_REQUIRED "${arg_NEEDS}")
+      TIMEOUT 1200 ENVIRONMENT "${environment_again}" FIXTURES_REQUIRED "${arg_NEEDS}")
   else()
     gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
       PROPERTIES TIMEOUT 600 ENVIRONMENT ${environment} FIXTURES_REQUIRED "${arg_NEEDS}")
@@ -32,7 +34,7 @@ function(mha_add_test name)
       add_test(NAME ${name}.on_${path} COMMAND ${name} --gtest_brief=1)
       set_tests_properties(${name}.on_${path} PROPERTIES
         TIMEOUT 1200
-        ENVIRONMENT "${environment};${setting}"
+        ENVIRONMENT "${environment_again};${setting}"
         SKIP_REGULAR_EXPRESSION "which can run here, found")
     endforeach()
   endif()

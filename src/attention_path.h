@@ -16,9 +16,8 @@ struct PathChoice {
   const char* reason;  ///< a clause that completes "because ..."
 };
 
-/// The one place that decides how a call is computed, from what is known before
-/// any number is read. `MHA_PATH=plain` in the environment always chooses the
-/// plain path.
+/// The one place that decides how a call is computed, from what is known before any number is
+/// read. `MHA_PATH=plain` in the environment always chooses the plain path.
 PathChoice choose_path(const at::Tensor& query, const at::Tensor& value,
                        const ResolvedMask& mask);
 

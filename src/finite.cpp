@@ -29,8 +29,7 @@ bool all_finite_on_cpu(const at::Tensor& tensor) {
 bool may_be_non_finite(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return false;
   if (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat) {
-    // In whatever order the numbers lie in memory, if they lie there without
-    // gaps.
+    // In whatever order the numbers lie in memory, if they lie there without gaps.
     const bool dense = tensor.is_non_overlapping_and_dense();
     return !all_finite_on_cpu(dense ? tensor : tensor.contiguous());
   }

@@ -4,9 +4,8 @@
 
 namespace mha::detail {
 
-/// Whether a tensor may hold NaN or infinity. Reads it once. Exact for float32
-/// on the CPU; elsewhere it may say yes to huge finite values, whose sum
-/// overflows.
+/// Whether a tensor may hold NaN or infinity. Reads it once. Exact for float32 on the CPU;
+/// elsewhere it may say yes to huge finite values, whose sum overflows.
 bool may_be_non_finite(const at::Tensor& tensor);
 
 }  // namespace mha::detail

@@ -16,13 +16,12 @@ struct Heads {
   at::Tensor query, key, value;
 };
 
-/// Applies W_q, W_k and W_v, and appends the keys and values of `add_bias_kv`
-/// and `add_zero_attn`. Without gradients in float32 on the CPU it is one pass
-/// of the kernels.
+/// Applies W_q, W_k and W_v, and appends the keys and values of `add_bias_kv` and
+/// `add_zero_attn`. Without gradients in float32 on the CPU it is one pass of the kernels.
 Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens);
 
-/// Merges the heads (N, H, L, D) and applies W_o: (N, L, E), laid out as the
-/// module's `batch_first` says.
+/// Merges the heads (N, H, L, D) and applies W_o: (N, L, E), laid out as the module's
+/// `batch_first` says.
 at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           const at::Tensor& heads);
 

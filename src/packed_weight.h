@@ -14,16 +14,14 @@ namespace mha::detail {
 
 /// Weights of linear layers as the kernels of one instruction set want them.
 ///
-/// A weight is packed again whenever it may have changed: other memory, another
-/// version counter, another value at one of a few hundred sampled places (which
-/// notices what went past the version counter, like an optimiser that writes
-/// through `data()`), or other kernels. Tensors made in inference mode have no
-/// version counter and are packed for every call. Safe to use from several
-/// threads.
+/// A weight is packed again whenever it may have changed: other memory, another version
+/// counter, another value at one of a few hundred sampled places (which notices what went past
+/// the version counter, like an optimiser that writes through `data()`), or other kernels.
+/// Tensors made in inference mode have no version counter and are packed for every call. Safe
+/// to use from several threads.
 class PackedWeights {
  public:
-  /// The packed form of `weight` (columns, inner), float32. `slot` tells the
-  /// layers apart.
+  /// The packed form of `weight` (columns, inner), float32. `slot` tells the layers apart.
   std::shared_ptr<const at::Tensor> get(size_t slot, const at::Tensor& weight,
                                         const cpu::Kernels& kernels);
 

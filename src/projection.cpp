@@ -75,8 +75,7 @@ void project(const std::vector<Projection>& projections, PackedWeights& cache) {
     prepared.push_back(prepare(projection, cache, kernels));
     panels += (prepared.back().args.columns + kernels.tile - 1) / kernels.tile;
   }
-  // A panel with all rows is one task, unless that leaves threads idle at the
-  // end.
+  // A panel with all rows is one task, unless that leaves threads idle at the end.
   const int64_t threads = at::get_num_threads();
   const int64_t wanted = threads > 1 ? (8 * threads + panels - 1) / panels : 1;
   run_tasks(panels * wanted, 1, [&](int64_t task, float*) {

@@ -10,10 +10,9 @@
 
 namespace mha::detail {
 
-/// Runs task(i, scratch) for i in [0, count) on all of ATen's threads, each
-/// with `scratch_size` floats of scratch. Tasks differ in cost (causal masks,
-/// padding), so threads take them one by one; who computes a task must make no
-/// difference to it.
+/// Runs task(i, scratch) for i in [0, count) on all of ATen's threads, each with `scratch_size`
+/// floats of scratch. Tasks differ in cost (causal masks, padding), so threads take them one by
+/// one; who computes a task must make no difference to it.
 template <typename Task>
 void run_tasks(int64_t count, int64_t scratch_size, const Task& task) {
   std::atomic<int64_t> next{0};
