@@ -28,7 +28,7 @@ AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
                           const AttentionOptions& options) {
   const AttentionCall call = resolve_options(options, query);
-  if (choose_path(query, value, mask).path == Path::fused) {
+  if (choose_path(query, value).path == Path::fused) {
     return fused_attention(query, key, value, mask, call);
   }
   return plain_attention(query, key, value, mask, call);

@@ -1,9 +1,7 @@
 #include "attention_path.h"
 
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -20,8 +18,7 @@ bool plain_is_forced() {
   return forced;
 }
 
-PathChoice choose_path(const at::Tensor& query, const at::Tensor& value,
-                       const ResolvedMask& mask) {
+PathChoice choose_path(const at::Tensor& query, const at::Tensor& value) {
   constexpr int64_t largest_head = 256;
   if (plain_is_forced()) return {Path::plain, "MHA_PATH=plain is set"};
   if (!query.device().is_cpu()) return {Path::plain, "the kernels are for the CPU"};
@@ -29,11 +26,6 @@ PathChoice choose_path(const at::Tensor& query, const at::Tensor& value,
     return {Path::plain, "the kernels compute in float32"};
   if (query.size(-1) > largest_head || value.size(-1) > largest_head) {
     return {Path::plain, "the kernels are for head sizes up to 256"};
-  }
-  const bool added_gradient = std::any_of(
-      mask.add.begin(), mask.add.end(), [](const auto& term) { return term.requires_grad(); });
-  if (at::GradMode::is_enabled() && added_gradient) {
-    return {Path::plain, "an added mask asks for its gradient"};
   }
   return {Path::fused, "nothing speaks against the kernels"};
 }

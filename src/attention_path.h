@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "resolved_mask.h"
-
 namespace mha::detail {
 
 enum class Path {
@@ -18,8 +16,7 @@ struct PathChoice {
 
 /// The one place that decides how a call is computed, from what is known before any number is
 /// read. `MHA_PATH=plain` in the environment always chooses the plain path.
-PathChoice choose_path(const at::Tensor& query, const at::Tensor& value,
-                       const ResolvedMask& mask);
+PathChoice choose_path(const at::Tensor& query, const at::Tensor& value);
 
 /// Whether `MHA_PATH=plain` is set in the environment.
 bool plain_is_forced();

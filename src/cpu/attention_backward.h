@@ -34,6 +34,7 @@ struct BackwardTile {
   const AttentionBackward& args;
   QueryTile at;
   int64_t kv_head;
+  bool for_mask;                         // the gradient of the mask is wanted, not the others
   float *query, *grad_output;            // [D][tile], [Dv][tile]
   float *weights, *grad_scores, *terms;  // [key][tile]
   float* grad_query;                     // [tile][D]
@@ -235,6 +236,20 @@ static void score_gradients(BackwardTile& t, const KeyBlock& block) {
   }
 }
 
+// The gradient of the terms that the mask adds, as pass 4 of `backward_added`.
+template <int V>
+static void add_to_mask(BackwardTile& t, const KeyBlock& block) {
+  float* gradients = t.grad_scores + block_offset(t, block);
+  if (block.blocks) fill_blocked<V>(t.args.mask, t.at, block, 0.0f, gradients);
+  const Rows<float>& to = t.args.grad_added;
+  for (int v = 0; v < V; ++v) {
+    const int64_t lane = (block.first_vector + v) * lanes;
+    write_block<true>(gradients + lane, block.keys, min64(lanes, t.at.count - lane),
+                      broadcast(1.0f), to.at(t.at.n, t.at.h, t.at.first + lane) + block.first,
+                      to.t);
+  }
+}
+
 // pass 4
 template <int V>
 static void add_products(BackwardTile& t, const KeyBlock& block) {
@@ -271,10 +286,21 @@ static void first_passes(BackwardTile& t, const KeyBlock& block) {
   add_to_delta<V>(t, block);
 }
 
+// What becomes of the gradients of a block's scores: those of q, k and v, or of the mask. The
+// extra keys are none of the mask's.
+template <int V>
+static void use_gradients(BackwardTile& t, const KeyBlock& block) {
+  if (!t.for_mask) {
+    add_products<V>(t, block);
+  } else if (block.adds) {
+    add_to_mask<V>(t, block);
+  }
+}
+
 template <int V>
 static void last_passes(BackwardTile& t, const KeyBlock& block) {
   score_gradients<V>(t, block);
-  add_products<V>(t, block);
+  use_gradients<V>(t, block);
 }
 
 template <int V>
@@ -285,7 +311,7 @@ static void all_passes(BackwardTile& t, const KeyBlock& block) {
   } else {
     weight_gradients<V, true, false>(t, block);
   }
-  add_products<V>(t, block);
+  use_gradients<V>(t, block);
 }
 
 static float dot(const float* a, const float* b, int64_t count) {
@@ -296,9 +322,14 @@ static float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
-static void backward_tile(const AttentionBackward& args, const QueryTile& at, int64_t kv_head,
+static void backward_tile(const AttentionBackward& args, const QueryTile& at, bool for_mask,
                           float* scratch) {
-  BackwardTile t{args, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  BackwardTile t{args,     at, at.h / (args.heads / args.kv_heads),
+                 for_mask, {}, {},
+                 {},       {}, {},
+                 {},       {}, {},
+                 {},       {}, {},
+                 {}};
   t.query = scratch;
   t.grad_output = t.query + args.head_dim * tile;
   t.grad_query = t.grad_output + args.value_dim * tile;
@@ -334,6 +365,7 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, in
       MHA_FOR_VECTORS(block.vectors, all_passes, t, block);
     });
   }
+  if (for_mask) return;
   for (int64_t i = 0; i < at.count; ++i) {
     float* to = args.grad_query.at(at.n, at.h, at.first + i);
     for (int64_t d = 0; d < args.head_dim; d += lanes) {
@@ -354,7 +386,7 @@ static void backward_head(const AttentionBackward& args, int64_t index, float* s
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t first = i * tile;
-      backward_tile(args, {n, h, first, min64(tile, args.queries - first)}, kv_head, scratch);
+      backward_tile(args, {n, h, first, min64(tile, args.queries - first)}, false, scratch);
     }
   }
   for (int64_t j = 0; j < args.keys; ++j) {
@@ -372,4 +404,20 @@ static int64_t backward_scratch(const AttentionBackward& args) {
 static void backward(const AttentionBackward& args, int64_t begin, int64_t end,
                      float* scratch) {
   for (int64_t i = begin; i < end; ++i) backward_head(args, i, scratch);
+}
+
+// One task is a tile of queries of one plane of the mask, with all samples and heads that share
+// it, so that every sum is formed by one thread in one order.
+static void backward_added(const AttentionBackward& args, int64_t begin, int64_t end,
+                           float* scratch) {
+  const int64_t planes_n = args.grad_added.n ? args.batch : 1;
+  const int64_t planes_h = args.grad_added.h ? args.heads : 1;
+  for (int64_t i = begin; i < end; ++i) {
+    const QueryTile plane = query_tile(planes_h, args.queries, i);
+    for (int64_t n = plane.n; n < args.batch; n += planes_n) {
+      for (int64_t h = plane.h; h < args.heads; h += planes_h) {
+        backward_tile(args, {n, h, plane.first, plane.count}, true, scratch);
+      }
+    }
+  }
 }

@@ -72,8 +72,15 @@ template <typename Of, int M, int V>
 MHA_INLINE void output_rows(const float* value, int64_t value_stride, int64_t keys,
                             const float* weights, bool starts, float* output) {
   Vec c[M][V] = {};
-  if (!starts) load_block(output, tile, c);
   multiply_add<M, V, Of>(keys, value, 1, value_stride, weights, tile, c);
+  // Sums of sums of a block: one long sum would round as often as there are keys.
+  if (!starts) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) c[m][v] += load(output + m * tile + v * lanes);
+    }
+  }
   store_block(output, tile, c);
 }
 
@@ -130,7 +137,7 @@ MHA_INLINE void weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector) 
   for (int v = 0; v < V; ++v) {
     const Vec m = load(t.maximum + (first_vector + v) * lanes);
     maximum[v] = m == minus_infinity ? Vec{} : m;
-    sum[v] = load(t.sum + (first_vector + v) * lanes);
+    sum[v] = Vec{};
   }
   float* row = t.scores + first_vector * lanes;
   for (int64_t j = 0; j < keys; ++j, row += tile) {
@@ -144,7 +151,10 @@ MHA_INLINE void weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector) 
     }
   }
 #pragma GCC unroll 3
-  for (int v = 0; v < V; ++v) store(t.sum + (first_vector + v) * lanes, sum[v]);
+  for (int v = 0; v < V; ++v) {
+    float* total = t.sum + (first_vector + v) * lanes;
+    store(total, load(total) + sum[v]);
+  }
 }
 
 // weights of a block, of which dropout takes some.

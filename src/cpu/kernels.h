@@ -93,6 +93,9 @@ struct AttentionBackward {
   Rows<const float> query, key, value, output, grad_output;
   const float *row_maximum, *row_factor;  // as the forward left them
   Rows<float> grad_query, grad_key, grad_value;
+  /// Of the terms that the mask adds, at data[n][h][query][key], zeros before; stride 0 where
+  /// samples or heads share the terms. For `backward_added`.
+  Rows<float> grad_added;
   KernelMask mask;
   KernelDropout dropout;
 };
@@ -152,6 +155,8 @@ struct Kernels {
   int64_t (*backward_scratch)(const AttentionBackward&);
   /// Computes key/value heads [begin, end) of batch * kv_heads.
   void (*backward)(const AttentionBackward&, int64_t begin, int64_t end, float* scratch);
+  /// Computes tiles [begin, end) of planes of the added terms * ceil(queries / tile).
+  void (*backward_added)(const AttentionBackward&, int64_t begin, int64_t end, float* scratch);
   /// Floats of a packed weight.
   int64_t (*packed_size)(int64_t inner, int64_t columns);
   /// Packs a weight (columns, inner) whose rows are `stride` apart.

@@ -50,6 +50,7 @@ constexpr Kernels make_kernels(const char* name) {
           merge_decoded,
           backward_scratch,
           backward,
+          backward_added,
           packed_size,
           pack_weight,
           linear,

@@ -1,0 +1,280 @@
+#include "kernel_attention.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu_kernels.h"
+#include "finite.h"
+#include "huge_pages.h"
+#include "kernel_mask.h"
+#include "non_finite.h"
+#include "run_tasks.h"
+
+namespace mha::detail {
+namespace {
+
+// (N, H, T, D) with unit stride in D.
+at::Tensor kernel_view(const at::Tensor& tensor) {
+  return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
+}
+
+template <typename T>
+cpu::Rows<T> rows(const at::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+cpu::Storage storage_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBFloat16:
+      return cpu::Storage::bfloat16;
+    case at::kHalf:
+      return cpu::Storage::float16;
+    default:
+      return cpu::Storage::float32;
+  }
+}
+
+cpu::StoredRows stored_rows(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+cpu::KernelDropout kernel_dropout(const AttentionCall& call) {
+  if (call.dropout == 0) return {};
+  const double factor = call.dropout == 1 ? 0 : 1 / (1 - call.dropout);
+  return {call.dropout_seed, dropout_threshold(call.dropout), static_cast<float>(factor)};
+}
+
+// Memory laid out as (N, T, H, D), seen as (N, H, T, D).
+at::Tensor empty_heads(int64_t n, int64_t h, int64_t t, int64_t d, const at::Tensor& like) {
+  return at::empty({n, t, h, d}, like.options()).transpose(1, 2);
+}
+
+// Few queries: chunks of keys are the tasks.
+void decode(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
+  const auto partials = at::empty({kernels.decode_partials(args)}, at::kFloat);
+  float* data = partials.data_ptr<float>();
+  const int64_t chunks = (args.keys + kernels.decode_chunk - 1) / kernels.decode_chunk;
+  run_tasks(args.batch * args.kv_heads * chunks, kernels.decode_scratch(args),
+            [&](int64_t i, float* scratch) { kernels.decode(args, i, i + 1, scratch, data); });
+  kernels.merge_decoded(args, data);
+}
+
+void attend(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
+  const int64_t tiles = (args.queries + kernels.tile - 1) / kernels.tile;
+  run_tasks(args.averaged ? args.batch * tiles : args.batch * args.heads * tiles,
+            kernels.forward_scratch(args),
+            [&](int64_t i, float* scratch) { kernels.forward(args, i, i + 1, scratch); });
+}
+
+// `query` is float32; keys and values may be of a half type, and are read as they are where the
+// kernels can.
+KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const ResolvedMask& mask, const AttentionCall& call, bool for_backward) {
+  const auto q = kernel_view(query), k = kernel_view(key), v = kernel_view(value);
+  const int64_t n = q.size(0), h = q.size(1), l = q.size(2);
+  const cpu::Kernels& kernels = cpu_kernels();
+  const auto packed = pack_mask(mask, kernels);
+
+  cpu::AttentionForward args{};
+  args.batch = n;
+  args.heads = h;
+  args.kv_heads = k.size(1);
+  args.queries = l;
+  args.keys = k.size(2);
+  args.head_dim = q.size(3);
+  args.value_dim = v.size(3);
+  args.scale = static_cast<float>(call.scale);
+  args.query = rows<const float>(q);
+  args.storage = storage_of(k);
+  args.key = stored_rows(k);
+  args.value = stored_rows(v);
+  args.mask = packed.mask;
+  args.dropout = kernel_dropout(call);
+  args.averaged = call.weights == Weights::averaged;
+  args.weights_after_dropout = call.weights_after_dropout;
+
+  KernelResult result{empty_heads(n, h, l, v.size(3), q), {}, {}, {}};
+  args.output = rows<float>(result.output);
+  if (for_backward) {
+    result.row_maximum = at::empty({n, h, l}, q.options());
+    result.row_factor = at::empty({n, h, l}, q.options());
+    args.row_maximum = result.row_maximum.data_ptr<float>();
+    args.row_factor = result.row_factor.data_ptr<float>();
+  }
+  if (args.averaged) {
+    result.weights = at::empty({n, l, args.keys}, q.options());
+    args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
+  } else if (call.weights == Weights::per_head) {
+    result.weights = at::empty({n, h, l, args.keys}, q.options());
+    args.weights = rows<float>(result.weights);
+  }
+  if (result.weights.defined()) {
+    prefer_huge_pages(result.weights.data_ptr(), result.weights.nbytes());
+  }
+
+  if (kernels.can_decode(args)) {
+    decode(kernels, args);
+  } else if (args.storage == cpu::Storage::float32) {
+    attend(kernels, args);
+  } else if (kernels.can_dot(args)) {
+    const auto pairs = at::empty({kernels.value_pairs(args)}, at::kInt);
+    auto* data = reinterpret_cast<uint32_t*>(pairs.data_ptr<int32_t>());
+    run_tasks(n * args.kv_heads, 1,
+              [&](int64_t i, float*) { kernels.pair_values(args, i, i + 1, data); });
+    args.value_pairs = data;
+    attend(kernels, args);
+  } else {
+    const auto wide_key = k.to(at::kFloat), wide_value = v.to(at::kFloat);
+    args.storage = cpu::Storage::float32;
+    args.key = stored_rows(wide_key);
+    args.value = stored_rows(wide_value);
+    attend(kernels, args);
+  }
+  return result;
+}
+
+// Of the shape that the terms of an added mask have together, (N or 1, H or 1, L, S).
+at::Tensor zeros_like_sum(const std::vector<at::Tensor>& terms, const at::Tensor& like) {
+  auto sizes = terms[0].sizes().vec();
+  for (const auto& term : terms) sizes = at::infer_size(sizes, term.sizes());
+  return at::zeros(sizes, like.options());
+}
+
+// Zeros up to a multiple of 16 in the last dimension change no product.
+at::Tensor padded(const at::Tensor& tensor) {
+  const int64_t excess = tensor.size(-1) % 16;
+  return kernel_view(excess == 0 ? tensor : at::constant_pad_nd(tensor, {0, 16 - excess}));
+}
+
+// Gradients of query, key, value and of each term that the mask adds.
+std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
+                                 const at::Tensor& value, const KernelResult& result,
+                                 const at::Tensor& grad_output, const ResolvedMask& mask,
+                                 const AttentionCall& call) {
+  const auto q = padded(query), k = padded(key), v = padded(value);
+  const auto o = padded(result.output), go = padded(grad_output);
+  const cpu::Kernels& kernels = cpu_kernels();
+  const auto packed = pack_mask(mask, kernels);
+  const int64_t n = q.size(0), h = q.size(1), kv_h = k.size(1), l = q.size(2), s = k.size(2);
+  const auto grad_query = empty_heads(n, h, l, q.size(3), q);
+  const auto grad_key = empty_heads(n, kv_h, s, k.size(3), k);
+  const auto grad_value = empty_heads(n, kv_h, s, v.size(3), v);
+
+  cpu::AttentionBackward args{};
+  args.batch = n;
+  args.heads = h;
+  args.kv_heads = kv_h;
+  args.queries = l;
+  args.keys = s;
+  args.head_dim = q.size(3);
+  args.value_dim = v.size(3);
+  args.scale = static_cast<float>(call.scale);
+  args.query = rows<const float>(q);
+  args.key = rows<const float>(k);
+  args.value = rows<const float>(v);
+  args.output = rows<const float>(o);
+  args.grad_output = rows<const float>(go);
+  args.row_maximum = result.row_maximum.data_ptr<float>();
+  args.row_factor = result.row_factor.data_ptr<float>();
+  args.grad_query = rows<float>(grad_query);
+  args.grad_key = rows<float>(grad_key);
+  args.grad_value = rows<float>(grad_value);
+  args.mask = packed.mask;
+  args.dropout = kernel_dropout(call);
+  const int64_t scratch_size = kernels.backward_scratch(args);
+  run_tasks(n * kv_h, scratch_size,
+            [&](int64_t i, float* scratch) { kernels.backward(args, i, i + 1, scratch); });
+  std::vector<at::Tensor> grads{grad_query.narrow(3, 0, query.size(3)),
+                                grad_key.narrow(3, 0, key.size(3)),
+                                grad_value.narrow(3, 0, value.size(3))};
+  if (!any_wants_gradient(mask.add)) {
+    grads.resize(3 + mask.add.size());
+    return grads;
+  }
+  const auto grad_added = zeros_like_sum(mask.add, q);
+  args.grad_added = rows<float>(grad_added);
+  if (grad_added.size(0) == 1) args.grad_added.n = 0;
+  if (grad_added.size(1) == 1) args.grad_added.h = 0;
+  const int64_t planes = grad_added.size(0) * grad_added.size(1);
+  const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
+  run_tasks(planes * tiles, scratch_size, [&](int64_t i, float* scratch) {
+    kernels.backward_added(args, i, i + 1, scratch);
+  });
+  for (const auto& term : mask.add) {
+    grads.push_back(term.requires_grad()
+                        ? grad_added.sum_to_size(term.sizes()).to(term.scalar_type())
+                        : at::Tensor());
+  }
+  return grads;
+}
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+}  // namespace
+
+// The forward where pairs are blocked and values may be NaN. A blocked value times its weight
+// of 0 shows as NaN in the output; then the kernels see zeros in place of such values, and the
+// queries that may attend to them get what they give afterwards.
+KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const ResolvedMask& mask,
+                              const AttentionCall& call, bool for_backward) {
+  auto result = forward(query, key, value, mask, call, for_backward);
+  if (mask.allows_everything() || !may_be_non_finite(result.output) ||
+      !may_be_non_finite(value)) {
+    return result;
+  }
+  result = forward(query, key, finite_rows(value), mask, call, for_backward);
+  const int64_t group = query.size(1) / value.size(1);
+  const auto bad = row_is_finite(value).logical_not();
+  for (const int64_t j : marked_rows(bad)) {
+    // (N, H, L): who sees this value; an infinite value times a positive weight is that value.
+    const auto sees =
+        open_column(mask, j, query.device())
+            .logical_and(bad.select(2, j).repeat_interleave(group, 1).unsqueeze(-1));
+    const auto seen = value.select(2, j).repeat_interleave(group, 1).unsqueeze(2);
+    const auto given = seen.masked_fill(at::isfinite(seen), 0) + result.output;
+    result.output.copy_(at::where(sees.unsqueeze(-1), given, result.output));
+  }
+  return result;
+}
+
+// The backward where pairs are blocked and numbers may be NaN: the kernels see zeros in place
+// of such rows, and a factor of NaN makes every weight of the queries that they reach NaN.
+std::vector<at::Tensor> kernel_attention_backward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const KernelResult& result, const at::Tensor& grad_output, const ResolvedMask& mask,
+    const AttentionCall& call) {
+  if (mask.allows_everything() ||
+      !(may_be_non_finite(query) || may_be_non_finite(key) || may_be_non_finite(value) ||
+        may_be_non_finite(grad_output))) {
+    return backward(query, key, value, result, grad_output, mask, call);
+  }
+  auto reached =
+      row_is_finite(query).logical_and(row_is_finite(grad_output)).logical_not();  // (N, H, L)
+  const int64_t group = query.size(1) / key.size(1);
+  const auto bad = row_is_finite(key).logical_not();
+  for (const int64_t j : marked_rows(bad)) {
+    reached = reached.logical_or(
+        open_column(mask, j, query.device())
+            .logical_and(bad.select(2, j).repeat_interleave(group, 1).unsqueeze(-1)));
+  }
+  auto marked = result;
+  marked.row_factor = result.row_factor.masked_fill(reached, not_a_number);
+  return backward(finite_rows(query), finite_rows(key), finite_rows(value), marked,
+                  finite_rows(grad_output), mask, call);
+}
+
+bool any_wants_gradient(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+}  // namespace mha::detail

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "attention.h"
+#include "resolved_mask.h"
+
+// Attention by the CPU kernels, without autograd.
+namespace mha::detail {
+
+struct KernelResult {
+  at::Tensor output, weights;          ///< (N, H, L, Dv); undefined if not wanted
+  at::Tensor row_maximum, row_factor;  ///< (N, H, L) each, for the backward; else undefined
+};
+
+/// `query` (N, H, L, D) is float32; `key` and `value` may be bfloat16 or float16, and are read
+/// as they are stored where the kernels can. Results are float32.
+KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const ResolvedMask& mask,
+                              const AttentionCall& call, bool for_backward);
+
+/// Gradients of query, key, value and of each term that the mask adds, undefined for the terms
+/// that ask for none. All float32.
+std::vector<at::Tensor> kernel_attention_backward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const KernelResult& result, const at::Tensor& grad_output, const ResolvedMask& mask,
+    const AttentionCall& call);
+
+/// Whether any of the tensors asks for its gradient.
+bool any_wants_gradient(const std::vector<at::Tensor>& tensors);
+
+}  // namespace mha::detail
