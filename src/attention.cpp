@@ -28,7 +28,9 @@ AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
                           const AttentionOptions& options) {
   const AttentionCall call = resolve_options(options, query);
-  if (choose_path(query, value).path == Path::fused) {
+  const auto choice =
+      choose_path(query.device(), query.scalar_type(), query.size(-1), value.size(-1));
+  if (choice.path == Path::fused) {
     return fused_attention(query, key, value, mask, call);
   }
   return plain_attention(query, key, value, mask, call);

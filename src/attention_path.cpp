@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "torch_compat.h"
+
 namespace mha::detail {
 
 bool plain_is_forced() {
@@ -18,15 +20,28 @@ bool plain_is_forced() {
   return forced;
 }
 
-PathChoice choose_path(const at::Tensor& query, const at::Tensor& value) {
+PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim,
+                       int64_t value_dim) {
   constexpr int64_t largest_head = 256;
   if (plain_is_forced()) return {Path::plain, "MHA_PATH=plain is set"};
-  if (!query.device().is_cpu()) return {Path::plain, "the kernels are for the CPU"};
-  if (query.scalar_type() == at::kDouble)
-    return {Path::plain, "the kernels compute in float32"};
-  if (query.size(-1) > largest_head || value.size(-1) > largest_head) {
+  if (!device.is_cpu()) return {Path::plain, "the kernels are for the CPU"};
+  if (dtype == at::kDouble) return {Path::plain, "the kernels compute in float32"};
+  if (head_dim > largest_head || value_dim > largest_head) {
     return {Path::plain, "the kernels are for head sizes up to 256"};
   }
+  return {Path::fused, "nothing speaks against the kernels"};
+}
+
+PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records) {
+  if (plain_is_forced()) return {Path::plain, "MHA_PATH=plain is set"};
+  if (torch_compat::autocast_enabled(at::kCPU))
+    return {Path::plain, "autocast chooses the dtype"};
+  if (!device.is_cpu()) return {Path::plain, "the kernels are for the CPU"};
+  if (dtype == at::kDouble) return {Path::plain, "the kernels compute in float32"};
+  // torch's own float16 layer is several times slower.
+  if (dtype == at::kBFloat16) return {Path::plain, "torch's bfloat16 layer is as fast"};
+  if (dtype == at::kHalf && records)
+    return {Path::plain, "a float16 layer asks for its gradient"};
   return {Path::fused, "nothing speaks against the kernels"};
 }
 

@@ -1,6 +1,9 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
 
 namespace mha::detail {
 
@@ -16,7 +19,11 @@ struct PathChoice {
 
 /// The one place that decides how a call is computed, from what is known before any number is
 /// read. `MHA_PATH=plain` in the environment always chooses the plain path.
-PathChoice choose_path(const at::Tensor& query, const at::Tensor& value);
+PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim,
+                       int64_t value_dim);
+
+/// The same for a projection with a weight of `dtype`; `records`: for a gradient.
+PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records);
 
 /// Whether `MHA_PATH=plain` is set in the environment.
 bool plain_is_forced();

@@ -9,7 +9,6 @@
 
 #include "attention_path.h"
 #include "projection.h"
-#include "torch_compat.h"
 
 namespace mha::detail {
 namespace {
@@ -19,13 +18,10 @@ bool wants_gradient(const at::Tensor& input, const torch::nn::LinearImpl& layer)
                                         (layer.bias.defined() && layer.bias.requires_grad()));
 }
 
-// Whether the kernels can compute a layer. They compute in float32; torch's own float16 layer
-// is several times slower, its bfloat16 layer is not.
 bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
-  if (plain_is_forced() || torch_compat::autocast_enabled(at::kCPU)) return false;
-  const auto dtype = layer.weight.scalar_type();
-  if (!input.device().is_cpu() || input.numel() == 0) return false;
-  return dtype == at::kFloat || (dtype == at::kHalf && !wants_gradient(input, layer));
+  return input.numel() > 0 && choose_projection_path(input.device(), layer.weight.scalar_type(),
+                                                     wants_gradient(input, layer))
+                                      .path == Path::fused;
 }
 
 // Memory for (N, T + extra, H, D) in an order that suits the attention kernels:

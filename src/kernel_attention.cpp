@@ -74,20 +74,24 @@ void attend(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
             [&](int64_t i, float* scratch) { kernels.forward(args, i, i + 1, scratch); });
 }
 
-// `query` is float32; keys and values may be of a half type, and are read as they are where the
-// kernels can.
-KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const ResolvedMask& mask, const AttentionCall& call, bool for_backward) {
-  const auto q = kernel_view(query), k = kernel_view(key), v = kernel_view(value);
-  const int64_t n = q.size(0), h = q.size(1), l = q.size(2);
-  const cpu::Kernels& kernels = cpu_kernels();
-  const auto packed = pack_mask(mask, kernels);
-
+// A call without results, and what keeps its memory alive.
+struct PreparedCall {
   cpu::AttentionForward args{};
-  args.batch = n;
-  args.heads = h;
+  at::Tensor query, key, value;
+  PackedMask mask;
+};
+
+PreparedCall prepare(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const ResolvedMask& mask, const AttentionCall& call,
+                     const cpu::Kernels& kernels) {
+  PreparedCall prepared{
+      {}, kernel_view(query), kernel_view(key), kernel_view(value), pack_mask(mask, kernels)};
+  cpu::AttentionForward& args = prepared.args;
+  const auto &q = prepared.query, &k = prepared.key, &v = prepared.value;
+  args.batch = q.size(0);
+  args.heads = q.size(1);
   args.kv_heads = k.size(1);
-  args.queries = l;
+  args.queries = q.size(2);
   args.keys = k.size(2);
   args.head_dim = q.size(3);
   args.value_dim = v.size(3);
@@ -96,47 +100,71 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
   args.storage = storage_of(k);
   args.key = stored_rows(k);
   args.value = stored_rows(v);
-  args.mask = packed.mask;
+  args.mask = prepared.mask.mask;
   args.dropout = kernel_dropout(call);
   args.averaged = call.weights == Weights::averaged;
   args.weights_after_dropout = call.weights_after_dropout;
+  return prepared;
+}
 
-  KernelResult result{empty_heads(n, h, l, v.size(3), q), {}, {}, {}};
+// `args` say which results are wanted.
+ForwardKernel choose_kernel(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
+  if (kernels.can_decode(args)) return ForwardKernel::chunks;
+  if (args.storage == cpu::Storage::float32) return ForwardKernel::tiles;
+  return kernels.can_dot(args) ? ForwardKernel::tiles_of_pairs : ForwardKernel::widened_tiles;
+}
+
+KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const ResolvedMask& mask, const AttentionCall& call, bool for_backward) {
+  const cpu::Kernels& kernels = cpu_kernels();
+  auto prepared = prepare(query, key, value, mask, call, kernels);
+  cpu::AttentionForward& args = prepared.args;
+  const int64_t n = args.batch, h = args.heads, l = args.queries;
+  const auto options = query.options();
+  KernelResult result{empty_heads(n, h, l, args.value_dim, query), {}, {}, {}};
   args.output = rows<float>(result.output);
   if (for_backward) {
-    result.row_maximum = at::empty({n, h, l}, q.options());
-    result.row_factor = at::empty({n, h, l}, q.options());
+    result.row_maximum = at::empty({n, h, l}, options);
+    result.row_factor = at::empty({n, h, l}, options);
     args.row_maximum = result.row_maximum.data_ptr<float>();
     args.row_factor = result.row_factor.data_ptr<float>();
   }
   if (args.averaged) {
-    result.weights = at::empty({n, l, args.keys}, q.options());
+    result.weights = at::empty({n, l, args.keys}, options);
     args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
   } else if (call.weights == Weights::per_head) {
-    result.weights = at::empty({n, h, l, args.keys}, q.options());
+    result.weights = at::empty({n, h, l, args.keys}, options);
     args.weights = rows<float>(result.weights);
   }
   if (result.weights.defined()) {
     prefer_huge_pages(result.weights.data_ptr(), result.weights.nbytes());
   }
 
-  if (kernels.can_decode(args)) {
-    decode(kernels, args);
-  } else if (args.storage == cpu::Storage::float32) {
-    attend(kernels, args);
-  } else if (kernels.can_dot(args)) {
-    const auto pairs = at::empty({kernels.value_pairs(args)}, at::kInt);
-    auto* data = reinterpret_cast<uint32_t*>(pairs.data_ptr<int32_t>());
-    run_tasks(n * args.kv_heads, 1,
-              [&](int64_t i, float*) { kernels.pair_values(args, i, i + 1, data); });
-    args.value_pairs = data;
-    attend(kernels, args);
-  } else {
-    const auto wide_key = k.to(at::kFloat), wide_value = v.to(at::kFloat);
-    args.storage = cpu::Storage::float32;
-    args.key = stored_rows(wide_key);
-    args.value = stored_rows(wide_value);
-    attend(kernels, args);
+  switch (choose_kernel(kernels, args)) {
+    case ForwardKernel::chunks:
+      decode(kernels, args);
+      break;
+    case ForwardKernel::tiles:
+      attend(kernels, args);
+      break;
+    case ForwardKernel::tiles_of_pairs: {
+      const auto pairs = at::empty({kernels.value_pairs(args)}, at::kInt);
+      auto* data = reinterpret_cast<uint32_t*>(pairs.data_ptr<int32_t>());
+      run_tasks(n * args.kv_heads, 1,
+                [&](int64_t i, float*) { kernels.pair_values(args, i, i + 1, data); });
+      args.value_pairs = data;
+      attend(kernels, args);
+      break;
+    }
+    case ForwardKernel::widened_tiles: {
+      const auto wide_key = prepared.key.to(at::kFloat),
+                 wide_value = prepared.value.to(at::kFloat);
+      args.storage = cpu::Storage::float32;
+      args.key = stored_rows(wide_key);
+      args.value = stored_rows(wide_value);
+      attend(kernels, args);
+      break;
+    }
   }
   return result;
 }
@@ -270,6 +298,17 @@ std::vector<at::Tensor> kernel_attention_backward(
   marked.row_factor = result.row_factor.masked_fill(reached, not_a_number);
   return backward(finite_rows(query), finite_rows(key), finite_rows(value), marked,
                   finite_rows(grad_output), mask, call);
+}
+
+ForwardKernel choose_forward_kernel(const at::Tensor& query, const at::Tensor& key,
+                                    const at::Tensor& value, const ResolvedMask& mask,
+                                    const AttentionCall& call, bool for_backward) {
+  const cpu::Kernels& kernels = cpu_kernels();
+  auto args = prepare(query, key, value, mask, call, kernels).args;
+  float any = 0;  // a place to point at, for what is wanted
+  if (for_backward) args.row_maximum = &any;
+  if (call.weights != Weights::none) args.weights.data = &any;
+  return choose_kernel(kernels, args);
 }
 
 bool any_wants_gradient(const std::vector<at::Tensor>& tensors) {

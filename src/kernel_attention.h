@@ -28,6 +28,19 @@ std::vector<at::Tensor> kernel_attention_backward(
     const KernelResult& result, const at::Tensor& grad_output, const ResolvedMask& mask,
     const AttentionCall& call);
 
+/// How the kernels compute the forward.
+enum class ForwardKernel {
+  chunks,          ///< few queries: keys and values pass by once, as they are stored
+  tiles,           ///< tiles of queries, float32
+  tiles_of_pairs,  ///< tiles of queries, bfloat16 multiplied two by two
+  widened_tiles,   ///< tiles of queries, float32 copies of keys and values
+};
+
+/// The one that `kernel_attention` takes for these arguments. Looks at sizes only.
+ForwardKernel choose_forward_kernel(const at::Tensor& query, const at::Tensor& key,
+                                    const at::Tensor& value, const ResolvedMask& mask,
+                                    const AttentionCall& call, bool for_backward);
+
 /// Whether any of the tensors asks for its gradient.
 bool any_wants_gradient(const std::vector<at::Tensor>& tensors);
 

@@ -136,6 +136,27 @@ TEST(CliInfoTest, ExactlyOneKernelIsActive) {
                           [](const json& kernel) { return kernel["name"] == "plain"; }));
 }
 
+TEST(CliInfoTest, ExplainsWhichWayACallTakesAndWhy) {
+  const auto explain = [](std::vector<std::string> arguments,
+                          const Environment& environment = {}) {
+    arguments.insert(arguments.begin(), {"info", "--explain", "--json"});
+    return json::parse(run_mha(arguments, environment).output);
+  };
+  const auto says = [](const json& line, const std::string& part) {
+    return contains(line.get<std::string>(), part);
+  };
+  const Environment generic{{"MHA_CPU_ISA", "generic"}};
+  EXPECT_TRUE(says(explain({}, generic)["kernel"], "generic, float32, tiles of 12"));
+  EXPECT_TRUE(says(explain({"--queries", "1", "--keys", "4096"}, generic)["kernel"], "chunks"));
+  EXPECT_TRUE(says(explain({"--dtype", "bfloat16"}, generic)["kernel"], "float32 copies"));
+  EXPECT_TRUE(says(explain({"--dtype", "float64"})["attention"], "composition"));
+  EXPECT_TRUE(says(explain({"--device", "cuda"})["attention"], "for the CPU"));
+  EXPECT_TRUE(says(explain({}, {{"MHA_PATH", "plain"}})["projections"], "MHA_PATH=plain"));
+  EXPECT_FALSE(explain({}, {{"MHA_PATH", "plain"}}).contains("kernel"));
+  expect_error(run_mha({"info", "--explain", "--num-kv-heads", "3"}),
+               "--num-kv-heads: expected a divisor of --num-heads 8, found 3");
+}
+
 // --- demo ---
 
 TEST(CliDemoTest, TheReferencesSizesAreTheDefault) {

@@ -13,6 +13,7 @@
 
 #include "attention_path.h"
 #include "command.h"
+#include "explain.h"
 #include "text.h"
 
 namespace mha::cli {
@@ -88,9 +89,24 @@ std::string text(const nlohmann::ordered_json& info) {
 Command info_command(CLI::App& program) {
   const auto json = std::make_shared<bool>(false);
   CLI::App* app = program.add_subcommand("info", "Show versions, threads and kernels");
+  const auto explain = std::make_shared<ExplainOptions>();
   app->add_flag("--json", *json, "Write JSON");
-  app->footer("Example: mha info");
-  return {app, [json] {
+  explain->add_to(*app);
+  app->footer(
+      "Examples: mha info\n"
+      "          mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
+  return {app, [json, explain] {
+            if (explain->wanted()) {
+              const auto lines = explain->explanation();
+              if (*json) {
+                fmt::print("{}", json_text(lines));
+              } else {
+                for (const auto& [name, text] : lines.items()) {
+                  fmt::print("{:<13}{}\n", name, text.get<std::string>());
+                }
+              }
+              return kSuccess;
+            }
             const nlohmann::ordered_json info = information();
             fmt::print("{}", *json ? json_text(info) : text(info));
             return kSuccess;

@@ -1,0 +1,110 @@
+#include "explain.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
+#include <c10/util/StringUtil.h>
+#include <mha/cpu_isa.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "attention_path.h"
+#include "cpu_kernels.h"
+#include "kernel_attention.h"
+#include "validators.h"
+
+namespace mha::cli {
+namespace {
+
+const std::map<std::string, at::ScalarType> kDtypes{{"float32", at::kFloat},
+                                                    {"float64", at::kDouble},
+                                                    {"bfloat16", at::kBFloat16},
+                                                    {"float16", at::kHalf}};
+const std::map<std::string, Weights> kWeights{
+    {"none", Weights::none}, {"averaged", Weights::averaged}, {"per-head", Weights::per_head}};
+
+template <typename T>
+std::vector<std::string> names_of(const std::map<std::string, T>& values) {
+  std::vector<std::string> names;
+  for (const auto& entry : values) names.push_back(entry.first);
+  return names;
+}
+
+/// A tensor of any size that takes no memory: one number, seen as many.
+at::Tensor sized(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty({1}, dtype).expand(sizes);
+}
+
+std::string kernel_text(detail::ForwardKernel kernel) {
+  const auto tile = std::to_string(detail::cpu_kernels().tile);
+  switch (kernel) {
+    case detail::ForwardKernel::chunks:
+      return "few queries: keys and values are read once, as they are stored, in chunks of " +
+             std::to_string(detail::cpu_kernels().decode_chunk) + " keys";
+    case detail::ForwardKernel::tiles:
+      return "float32, tiles of " + tile + " queries";
+    case detail::ForwardKernel::tiles_of_pairs:
+      return "bfloat16 multiplied as it is stored (AVX512_BF16), tiles of " + tile + " queries";
+    case detail::ForwardKernel::widened_tiles:
+      return "float32 copies of keys and values, tiles of " + tile + " queries";
+  }
+  return "unknown";
+}
+
+std::string path_text(const detail::PathChoice& choice, const char* fused, const char* plain) {
+  return c10::str(choice.path == detail::Path::fused ? fused : plain, ": ", choice.reason);
+}
+
+}  // namespace
+
+void ExplainOptions::add_to(CLI::App& app) {
+  app.add_flag("--explain", wanted_, "Say which way a call of attention takes, and why");
+  const auto size = [&app](const char* name, int64_t& to, const char* text) {
+    app.add_option(name, to, text)->check(integer_from(1))->needs("--explain");
+  };
+  size("--batch", batch_, "Samples (1)");
+  size("--num-heads", heads_, "Query heads (8)");
+  size("--num-kv-heads", kv_heads_, "Key and value heads (the query heads)");
+  size("--queries", queries_, "Queries (512)");
+  size("--keys", keys_, "Keys (the queries)");
+  size("--head-dim", head_dim_, "Size of a head (64)");
+  one_of(app.add_option("--dtype", dtype_, "Of query, key and value (float32)"),
+         names_of(kDtypes))
+      ->needs("--explain");
+  one_of(app.add_option("--weights", weights_, "Which weights are wanted (none)"),
+         names_of(kWeights))
+      ->needs("--explain");
+  app.add_option("--device", device_, "Where the tensors are (cpu)")->needs("--explain");
+  app.add_flag("--gradient", gradient_, "The call is recorded for a gradient")
+      ->needs("--explain");
+}
+
+nlohmann::ordered_json ExplainOptions::explanation() const {
+  const int64_t keys = keys_ ? keys_ : queries_, kv_heads = kv_heads_ ? kv_heads_ : heads_;
+  TORCH_CHECK(heads_ % kv_heads == 0, "--num-kv-heads: expected a divisor of --num-heads ",
+              heads_, ", found ", kv_heads);
+  const c10::Device device(device_);
+  const auto dtype = kDtypes.at(dtype_);
+  const auto query = sized({batch_, heads_, queries_, head_dim_}, dtype);
+  const auto key = sized({batch_, kv_heads, keys, head_dim_}, dtype);
+  const auto attention = detail::choose_path(device, dtype, head_dim_, head_dim_);
+  nlohmann::ordered_json lines;
+  lines["attention"] = path_text(attention, "fused kernels", "composition in ATen calls");
+  if (attention.path == detail::Path::fused) {
+    const detail::AttentionCall call{1 / std::sqrt(static_cast<double>(head_dim_)), 0, 0,
+                                     kWeights.at(weights_), false};
+    const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
+    // With a gradient, keys and values are widened by a copy that autograd sees.
+    const auto stored = gradient_ ? sized(key.sizes(), at::kFloat) : key;
+    const auto kernel = detail::choose_forward_kernel(sized(query.sizes(), at::kFloat), stored,
+                                                      stored, mask, call, gradient_);
+    lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));
+  }
+  lines["projections"] = path_text(detail::choose_projection_path(device, dtype, gradient_),
+                                   "kernels on packed weights", "torch::nn::Linear");
+  return lines;
+}
+
+}  // namespace mha::cli

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace mha::cli {
+
+/// The arguments that describe a call of attention, and what is done with such a call.
+class ExplainOptions {
+ public:
+  /// Adds the options to `app`. This object must outlive the parsing.
+  void add_to(CLI::App& app);
+
+  /// Whether `--explain` is among the arguments.
+  bool wanted() const { return wanted_; }
+
+  /// Which way the call takes and why: names to sentences. Throws `c10::Error` if sizes do not
+  /// fit together.
+  nlohmann::ordered_json explanation() const;
+
+ private:
+  bool wanted_ = false, gradient_ = false;
+  int64_t batch_ = 1, heads_ = 8, queries_ = 512, keys_ = 0, kv_heads_ = 0, head_dim_ = 64;
+  std::string dtype_ = "float32", device_ = "cpu", weights_ = "none";
+};
+
+}  // namespace mha::cli
