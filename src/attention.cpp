@@ -26,8 +26,9 @@ AttentionCall resolve_options(const AttentionOptions& options, const at::Tensor&
 
 AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
-                          const AttentionOptions& options) {
-  const AttentionCall call = resolve_options(options, query);
+                          const AttentionOptions& options, bool output_is_passing) {
+  AttentionCall call = resolve_options(options, query);
+  call.output_is_passing = output_is_passing;
   const auto choice =
       choose_path(query.device(), query.scalar_type(), query.size(-1), value.size(-1));
   if (choice.path == Path::fused) {

@@ -15,14 +15,16 @@ struct AttentionCall {
   uint64_t dropout_seed;  // of the CPU's counter-based generator; other devices draw their own
   Weights weights;
   bool weights_after_dropout;
+  bool output_is_passing = false;  // the caller drops the output before it returns
 };
 
 /// The one place that chooses how attention is computed.
 ///
 /// query (N, H, L, D), key (N, Hk, S, D), value (N, Hk, S, Dv), S including the mask's extra
-/// keys; output (N, H, L, Dv), weights as `options` says. All checked by the caller.
+/// keys; output (N, H, L, Dv), weights as `options` says. All checked by the caller, who says
+/// whether the output ends before its own call does.
 AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
-                          const AttentionOptions& options);
+                          const AttentionOptions& options, bool output_is_passing = false);
 
 }  // namespace mha::detail

@@ -9,6 +9,7 @@
 
 #include "attention_path.h"
 #include "projection.h"
+#include "recycled.h"
 
 namespace mha::detail {
 namespace {
@@ -24,15 +25,15 @@ bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) 
                                       .path == Path::fused;
 }
 
-// Memory for (N, T + extra, H, D) in an order that suits the attention kernels:
-// heads outside, where the projection can write them so.
-at::Tensor empty_heads(const at::Tensor& tokens, const MultiHeadAttentionImpl& module,
-                       int64_t extra) {
+// Memory for (N, T + extra, H, D) in an order that suits the attention kernels: heads outside,
+// where the projection can write them so.
+template <typename Allocate>
+at::Tensor allocate_heads(const at::Tensor& tokens, const MultiHeadAttentionImpl& module,
+                          int64_t extra, const Allocate& allocate) {
   const int64_t n = tokens.size(0), t = tokens.size(1) + extra;
   const int64_t h = module.options.num_heads(), d = module.head_dim();
   const bool heads_outside = d % 16 == 0;
-  return heads_outside ? at::empty({n, h, t, d}, tokens.options()).transpose(1, 2)
-                       : at::empty({n, t, h, d}, tokens.options());
+  return heads_outside ? allocate({n, h, t, d}).transpose(1, 2) : allocate({n, t, h, d});
 }
 
 // Without heads outside, rows of all heads are contiguous and need not be split.
@@ -49,9 +50,9 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   const auto key = tokens.key.is_same(tokens.query) ? query : tokens.key.to(at::kFloat);
   const auto value = tokens.value.is_same(tokens.key) ? key : tokens.value.to(at::kFloat);
   const int64_t keys = key.size(1);
-  const auto q = empty_heads(query, module, 0);
-  const auto k = empty_heads(key, module, extra);
-  const auto v = empty_heads(value, module, extra);
+  const auto q = allocate_heads(query, module, 0, recycled);
+  const auto k = allocate_heads(key, module, extra, recycled);
+  const auto v = allocate_heads(value, module, extra, recycled);
   project({{query, module.W_q.get(), 0, whole_rows(q)},
            {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
            {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
@@ -73,7 +74,9 @@ at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at:
                             const MultiHeadAttentionImpl& module, PackedWeights& cache) {
   const std::vector<int64_t> split{module.options.num_heads(), module.head_dim()};
   if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
-  const auto heads = whole_rows(empty_heads(tokens, module, 0));
+  const auto heads = whole_rows(allocate_heads(tokens, module, 0, [&](at::IntArrayRef sizes) {
+    return at::empty(sizes, tokens.options());
+  }));
   const auto output = project_recorded({tokens, &layer, slot, heads}, cache);
   return output.dim() == 4 ? output : output.unflatten(2, split);
 }

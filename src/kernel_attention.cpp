@@ -16,6 +16,7 @@
 #include "huge_pages.h"
 #include "kernel_mask.h"
 #include "non_finite.h"
+#include "recycled.h"
 #include "run_tasks.h"
 
 namespace mha::detail {
@@ -59,7 +60,7 @@ at::Tensor empty_heads(int64_t n, int64_t h, int64_t t, int64_t d, const at::Ten
 
 // Few queries: chunks of keys are the tasks.
 void decode(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
-  const auto partials = at::empty({kernels.decode_partials(args)}, at::kFloat);
+  const auto partials = recycled({kernels.decode_partials(args)});
   float* data = partials.data_ptr<float>();
   const int64_t chunks = (args.keys + kernels.decode_chunk - 1) / kernels.decode_chunk;
   run_tasks(args.batch * args.kv_heads * chunks, kernels.decode_scratch(args),
@@ -121,7 +122,13 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
   cpu::AttentionForward& args = prepared.args;
   const int64_t n = args.batch, h = args.heads, l = args.queries;
   const auto options = query.options();
-  KernelResult result{empty_heads(n, h, l, args.value_dim, query), {}, {}, {}};
+  // A backward would hold the output past the call.
+  KernelResult result{call.output_is_passing && !for_backward
+                          ? recycled({n, l, h, args.value_dim}).transpose(1, 2)
+                          : empty_heads(n, h, l, args.value_dim, query),
+                      {},
+                      {},
+                      {}};
   args.output = rows<float>(result.output);
   if (for_backward) {
     result.row_maximum = at::empty({n, h, l}, options);

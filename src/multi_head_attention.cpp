@@ -143,7 +143,8 @@ AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const a
                             .scale(options.scale())
                             .dropout(is_training() ? options.dropout() : 0.0)
                             .weights(weights.value_or(options.weights()))
-                            .weights_after_dropout(options.weights_after_dropout()));
+                            .weights_after_dropout(options.weights_after_dropout()),
+                        /*output_is_passing=*/true);
   const auto output = detail::project_output(*this, *packed_weights_, heads_output);
   if (query.dim() == 2) {
     return {output.squeeze(0), maps.defined() ? maps.squeeze(0) : maps};

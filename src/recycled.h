@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace mha::detail {
+
+/// A contiguous float32 CPU tensor, contents undefined, for what does not outlive the call. Its
+/// memory is taken again by a later call of this thread once no tensor uses it, since fresh
+/// pages cost as much as what is computed in them. A tensor that escapes is safe: its memory is
+/// then its own. Up to 64 MiB a thread are kept; what is smaller than 64 KiB or does not fit
+/// comes from the allocator.
+at::Tensor recycled(at::IntArrayRef sizes);
+
+}  // namespace mha::detail
