@@ -225,8 +225,18 @@ std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
   args.mask = packed.mask;
   args.dropout = kernel_dropout(call);
   const int64_t scratch_size = kernels.backward_scratch(args);
-  run_tasks(n * kv_h, scratch_size,
+  args.chunks = kernels.backward_chunks(args);
+  at::Tensor shares;
+  if (args.chunks > 1) {
+    shares = at::empty({args.chunks, n, h, l, q.size(3)}, q.options());
+    args.query_shares = shares.data_ptr<float>();
+  }
+  run_tasks(n * kv_h * args.chunks, scratch_size,
             [&](int64_t i, float* scratch) { kernels.backward(args, i, i + 1, scratch); });
+  // In order, one after the other: the sum is the same for any number of threads.
+  for (int64_t chunk = 0; chunk < args.chunks && shares.defined(); ++chunk) {
+    chunk == 0 ? grad_query.copy_(shares[0]) : grad_query.add_(shares[chunk]);
+  }
   std::vector<at::Tensor> grads{grad_query.narrow(3, 0, query.size(3)),
                                 grad_key.narrow(3, 0, key.size(3)),
                                 grad_value.narrow(3, 0, value.size(3))};

@@ -150,6 +150,21 @@ TEST_F(FusedAttentionTest, AgreesAroundEveryBlockBoundary) {
   }
 }
 
+// Few heads over many keys: the backward splits the keys into chunks of whole key blocks.
+TEST_F(FusedAttentionTest, AgreesWhereTheBackwardSplitsTheKeys) {
+  int64_t seed = 2000;
+  for (const int64_t keys : {1023, 1024, 1152, 1153, 2100}) {
+    for (const int64_t kv_heads : {1, 8}) {
+      for (const auto& mask :
+           {Mask(), Mask::causal(), Mask::window(200, 10),
+            Mask::lengths(torch::tensor({700, 0})), Mask::add(torch::randn({50, keys}))}) {
+        expect_kernels_agree(
+            {2, kv_heads, kv_heads, 50, keys, seed % 3, 16, 16, mask, call_for(16)}, ++seed);
+      }
+    }
+  }
+}
+
 TEST_F(FusedAttentionTest, AgreesForEveryHeadSizeAroundTheVectorWidths) {
   int64_t seed = 1000;
   for (const int64_t dim :

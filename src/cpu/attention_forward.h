@@ -73,15 +73,11 @@ MHA_INLINE void output_rows(const float* value, int64_t value_stride, int64_t ke
                             const float* weights, bool starts, float* output) {
   Vec c[M][V] = {};
   multiply_add<M, V, Of>(keys, value, 1, value_stride, weights, tile, c);
-  // Sums of sums of a block: one long sum would round as often as there are keys.
-  if (!starts) {
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) c[m][v] += load(output + m * tile + v * lanes);
-    }
+  if (starts) {
+    store_block(output, tile, c);
+  } else {
+    add_block(c, output, tile);
   }
-  store_block(output, tile, c);
 }
 
 template <typename Of, int V>

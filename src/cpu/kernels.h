@@ -93,6 +93,11 @@ struct AttentionBackward {
   Rows<const float> query, key, value, output, grad_output;
   const float *row_maximum, *row_factor;  // as the forward left them
   Rows<float> grad_query, grad_key, grad_value;
+  /// Each key/value head is split into so many chunks of keys, as `backward_chunks` says. With
+  /// more than one, a chunk's share of grad_query is the contiguous (N, H, L, D) at
+  /// query_shares + chunk * (its size), and grad_query is for the caller to sum.
+  int64_t chunks = 1;
+  float* query_shares = nullptr;
   /// Of the terms that the mask adds, at data[n][h][query][key], zeros before; stride 0 where
   /// samples or heads share the terms. For `backward_added`.
   Rows<float> grad_added;
@@ -153,7 +158,10 @@ struct Kernels {
   /// Writes the output, after all tasks.
   void (*merge_decoded)(const AttentionForward&, const float* partials);
   int64_t (*backward_scratch)(const AttentionBackward&);
-  /// Computes key/value heads [begin, end) of batch * kv_heads.
+  /// Into how many chunks of keys a call is best split: more than one where there are few
+  /// heads. Whatever the number of threads, so that results do not depend on it.
+  int64_t (*backward_chunks)(const AttentionBackward&);
+  /// Computes tasks [begin, end) of batch * kv_heads * chunks.
   void (*backward)(const AttentionBackward&, int64_t begin, int64_t end, float* scratch);
   /// Computes tiles [begin, end) of planes of the added terms * ceil(queries / tile).
   void (*backward_added)(const AttentionBackward&, int64_t begin, int64_t end, float* scratch);

@@ -27,6 +27,7 @@ namespace {
 #include "bfloat16_pairs.h"
 #include "attention_forward.h"
 #include "decode.h"
+#include "backward_passes.h"
 #include "attention_backward.h"
 #include "linear.h"
 #include "finite.h"
@@ -49,6 +50,7 @@ constexpr Kernels make_kernels(const char* name) {
           decode,
           merge_decoded,
           backward_scratch,
+          backward_chunks,
           backward,
           backward_added,
           packed_size,

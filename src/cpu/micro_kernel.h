@@ -84,6 +84,20 @@ MHA_INLINE void store_block(float* to, int64_t stride, const Vec (&c)[M][V]) {
   }
 }
 
+// Adds c to a row-major matrix. A long sum is made of sums of blocks, for which c starts at
+// zero: one running sum would round as often as there are terms.
+template <int M, int V>
+MHA_INLINE void add_block(const Vec (&c)[M][V], float* to, int64_t stride) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      float* place = to + m * stride + v * lanes;
+      store(place, load(place) + c[m][v]);
+    }
+  }
+}
+
 // Calls rows(integral_constant<int, M>, first) for [0, count) in steps of M rows, large steps
 // first.
 template <typename Rows>
