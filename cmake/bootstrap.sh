@@ -48,6 +48,7 @@ install_packages() {
   need python3-venv python3 -c 'import ensurepip'
   need libcli11-dev compiles CLI/CLI.hpp
   need libfmt-dev compiles fmt/format.h
+  need libpng-dev compiles png.h
   need nlohmann-json3-dev compiles nlohmann/json.hpp
   if [[ $1 == test ]]; then need libgtest-dev compiles gtest/gtest.h; fi
   if [[ ${#missing[@]} -eq 0 ]]; then return; fi

@@ -67,7 +67,7 @@ std::vector<std::string> picture_of(const std::string& output, size_t row_label_
 
 TEST(CliTest, HelpOfEveryCommandGivesAnExampleAndSucceeds) {
   for (const std::vector<std::string>& command :
-       {std::vector<std::string>{}, {"demo"}, {"run"}, {"info"}, {"bench"}}) {
+       {std::vector<std::string>{}, {"demo"}, {"run"}, {"map"}, {"info"}, {"bench"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     const ProgramResult result = run_mha(arguments);
@@ -87,7 +87,7 @@ TEST(CliTest, TheVersionIsTheLibrarys) {
 }
 
 TEST(CliTest, AWrongCallIsOneLineOnStandardError) {
-  expect_error(run_mha({}), "expected a command, demo, run, info or bench (see mha --help)");
+  expect_error(run_mha({}), "expected a command, demo, run, map, info or bench (see mha --help)");
   expect_error(run_mha({"dmeo"}), "not expected: dmeo");
   expect_error(run_mha({"info", "--wrong"}), "--wrong (see mha info --help)");
   expect_error(run_mha({"demo", "--heads", "two"}),
@@ -313,7 +313,7 @@ TEST_F(CliTerminalTest, AMapThatFitsIsNotPooled) {
   for (const char* length : {"1", "20", "60"}) {
     const ProgramResult result =
         run_mha_at_terminal({"demo", "--length", length}, 80, environment_);
-    EXPECT_FALSE(contains(result.output, "pooled")) << result.output;
+    EXPECT_FALSE(contains(result.output, "Pooled")) << result.output;
   }
 }
 
@@ -324,7 +324,7 @@ TEST_F(CliTerminalTest, ALongMapIsPooledToTheWidthAndSaysSo) {
       const ProgramResult result =
           run_mha_at_terminal({"demo", "--length", "300", "--causal"}, columns, environment_);
       EXPECT_EQ(result.exit_code, 0);
-      EXPECT_TRUE(contains(result.output, "pooled: a cell is the largest weight of"))
+      EXPECT_TRUE(contains(result.output, "Pooled from 300 x 300: a cell"))
           << result.output;
       for (const std::string& line : lines_of(result.output)) {
         EXPECT_LE(width_of(line), columns) << line;
@@ -336,7 +336,7 @@ TEST_F(CliTerminalTest, ALongMapIsPooledToTheWidthAndSaysSo) {
 TEST_F(CliTerminalTest, ANarrowTerminalStillGetsAPicture) {
   const ProgramResult result = run_mha_at_terminal({"demo"}, 10, environment_);
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_TRUE(contains(result.output, "pooled")) << result.output;
+  EXPECT_TRUE(contains(result.output, "Pooled")) << result.output;
 }
 
 }  // namespace

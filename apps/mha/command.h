@@ -21,6 +21,7 @@ struct Command {
 
 Command demo_command(CLI::App& program);
 Command run_command(CLI::App& program);
+Command map_command(CLI::App& program);
 Command info_command(CLI::App& program);
 Command bench_command(CLI::App& program);
 

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <mha/draw.h>
 #include <mha/multi_head_attention.h>
 #include <mha/torch_conversion.h>
 #include <mha/version.h>
@@ -13,8 +14,6 @@
 #include <string>
 
 #include "command.h"
-#include "terminal.h"
-#include "terminal_map.h"
 #include "text.h"
 #include "validators.h"
 
@@ -127,9 +126,10 @@ std::string text(const DemoArguments& arguments, const Comparison& result,
   line("weights, averaged", "weights_averaged");
   lines += fmt::format("  tolerance          {:g}\n\n", tolerance);
 
-  lines += fmt::format(
-      "Weights of head {}, sample 0: queries down, keys across\n{}", arguments.shown_head,
-      draw_map(result.ours.weights[0][arguments.shown_head], terminal_of(stdout)));
+  draw::Maps shown;
+  shown.weights = result.ours.weights[0][arguments.shown_head];
+  lines += fmt::format("Weights of head {}, sample 0: queries down, keys across\n{}",
+                       arguments.shown_head, draw::text(shown, draw::terminal_of(stdout)));
   return lines;
 }
 

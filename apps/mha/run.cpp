@@ -2,7 +2,6 @@
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 #include <mha/multi_head_attention.h>
-#include <mha/weight_file.h>
 #include <weights/safetensors.h>
 
 #include <algorithm>
@@ -11,12 +10,12 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "command.h"
 #include "layer_input.h"
+#include "layer_options.h"
 #include "mask_options.h"
 #include "text.h"
 #include "validators.h"
@@ -25,14 +24,13 @@ namespace mha::cli {
 namespace {
 
 struct RunArguments {
-  std::string weights, prefix, layout, input, output;
-  std::optional<int64_t> heads;
+  LayerOptions layer;
+  std::string input, output;
   std::string maps = "per_head";
   MaskOptions mask;
   bool json = false;
 };
 
-constexpr std::array kLayouts = {Layout::native, Layout::torch, Layout::bert};
 constexpr std::array kMaps = {Weights::none, Weights::averaged, Weights::per_head};
 
 /// The names of enumerators, as their `operator<<` writes them.
@@ -52,21 +50,11 @@ auto named(const Values& values, const std::string& name) {
 
 /// Writing over a file that the same call reads is always a slip.
 void check_output_is_no_input(const RunArguments& arguments) {
-  for (const std::string& read : {arguments.weights, arguments.input}) {
+  for (const std::string& read : {arguments.layer.file(), arguments.input}) {
     std::error_code ignored;  // a file that isn't there yet is no input
     TORCH_CHECK(!std::filesystem::equivalent(arguments.output, read, ignored),
                 "--output: expected another file than ", read, ", which is read");
   }
-}
-
-MultiHeadAttention load_layer(const RunArguments& arguments) {
-  WeightFileOptions where;
-  where.prefix(arguments.prefix);
-  if (!arguments.layout.empty()) where.layout(named(kLayouts, arguments.layout));
-  MultiHeadAttention module(options_from_file(arguments.weights, arguments.heads, where));
-  load(module, arguments.weights, where);
-  module->eval();
-  return module;
 }
 
 nlohmann::ordered_json described(const at::Tensor& tensor) {
@@ -103,7 +91,7 @@ std::string text(const nlohmann::ordered_json& report) {
 ExitCode run_layer(const RunArguments& arguments) {
   const c10::NoGradGuard no_grad;
   check_output_is_no_input(arguments);
-  MultiHeadAttention module = load_layer(arguments);
+  MultiHeadAttention module = arguments.layer.load();
 
   LayerInput input(arguments.input);
   const Mask mask =
@@ -125,8 +113,8 @@ ExitCode run_layer(const RunArguments& arguments) {
 
   nlohmann::ordered_json report = {
       {"layer",
-       {{"file", arguments.weights},
-        {"prefix", arguments.prefix},
+       {{"file", arguments.layer.file()},
+        {"prefix", arguments.layer.prefix()},
         {"d_model", module->options.d_model()},
         {"heads", module->options.num_heads()},
         {"head_dim", module->head_dim()}}},
@@ -153,14 +141,7 @@ Command run_command(CLI::App& program) {
   const auto file = [app](const char* name, std::string& path, const char* what) {
     app->add_option(name, path, what)->required()->type_name("FILE");
   };
-  file("--weights", arguments->weights, "safetensors file with the layer");
-  app->add_option("--prefix", arguments->prefix, "Where the layer lies in that file");
-  one_of(app->add_option("--layout", arguments->layout,
-                         "How the weights are named; default: detected"),
-         names_of(kLayouts));
-  app->add_option("--heads", arguments->heads,
-                  "Number of heads, unless the weight file says it")
-      ->check(integer_from(1));
+  arguments->layer.add_to(*app, "--weights")->required();
   file("--input", arguments->input, "safetensors file with the input");
   file("--output", arguments->output, "safetensors file for `output` and `weights`");
   one_of(app->add_option("--maps", arguments->maps, "Which attention weights to write"),

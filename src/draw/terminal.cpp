@@ -1,12 +1,11 @@
-#include "terminal.h"
-
+#include <mha/draw.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
 
-namespace mha::cli {
+namespace mha::draw {
 namespace {
 
 std::string environment(const char* name) {
@@ -49,4 +48,4 @@ Terminal terminal_of(std::FILE* stream) {
   return terminal;
 }
 
-}  // namespace mha::cli
+}  // namespace mha::draw

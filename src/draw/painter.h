@@ -1,19 +1,19 @@
 #pragma once
 
+#include <mha/draw.h>
+
 #include <cstdint>
 #include <string>
 
-#include "terminal.h"
+namespace mha::draw::detail {
 
-namespace mha::cli {
-
-/// Writes the cells of one line. A position is the place in the colour ramp, from 0 to 1;
+/// Writes the cells of one line. A position is the place in the colour map, from 0 to 1;
 /// `kBlank` leaves the terminal's own background.
 class Painter {
  public:
   static constexpr double kBlank = -1;
 
-  explicit Painter(Colours colours) : colours_(colours) {}
+  Painter(Colours colours, ColourMap map) : colours_(colours), map_(map) {}
 
   /// A cell over the full height of the line.
   void cell(double position, int64_t columns);
@@ -29,7 +29,8 @@ class Painter {
   void set(Ground ground, double position);
 
   Colours colours_;
+  ColourMap map_;
   std::string line_, front_ = "39", back_ = "49";  // the two codes now in force
 };
 
-}  // namespace mha::cli
+}  // namespace mha::draw::detail

@@ -8,31 +8,10 @@
 #include <string_view>
 #include <utility>
 
-namespace mha::cli {
+#include "colour_map.h"
+
+namespace mha::draw::detail {
 namespace {
-
-struct Rgb {
-  int red, green, blue;
-};
-
-/// Dark violet to yellow by way of teal: brightness only rises, so the order of two weights can
-/// be seen without telling hues apart, and in grey too.
-Rgb rgb(double position) {
-  constexpr std::array<Rgb, 6> anchors = {{{62, 14, 96},
-                                           {64, 68, 150},
-                                           {38, 116, 152},
-                                           {30, 164, 136},
-                                           {122, 208, 84},
-                                           {250, 234, 60}}};
-  const double scaled = std::clamp(position, 0.0, 1.0) * (anchors.size() - 1);
-  const size_t below = std::min(static_cast<size_t>(scaled), anchors.size() - 2);
-  const double part = scaled - static_cast<double>(below);
-  const auto mix = [part](int a, int b) {
-    return static_cast<int>(std::lround(a + part * (b - a)));
-  };
-  const Rgb &a = anchors[below], &b = anchors[below + 1];
-  return {mix(a.red, b.red), mix(a.green, b.green), mix(a.blue, b.blue)};
-}
 
 /// The entry of `steps` nearest to `position`.
 template <typename Steps>
@@ -41,10 +20,19 @@ auto nearest(const Steps& steps, double position) {
   return steps[static_cast<size_t>(std::lround(std::clamp(position, 0.0, 1.0) * last))];
 }
 
-/// The same ramp in xterm's 6 x 6 x 6 cube; brightness rises at each step here too.
-int palette_index(double position) {
-  constexpr std::array steps = {53, 54, 55, 25, 31, 36, 72, 77, 113, 149, 185, 227};
-  return nearest(steps, position);
+/// The colour maps in xterm's palette; lightness only rises or only falls here too.
+int palette_index(ColourMap map, double position) {
+  constexpr std::array dusk = {53, 54, 55, 25, 31, 36, 72, 77, 113, 149, 185, 227};
+  constexpr std::array ink = {195, 159, 153, 117, 81, 75, 69, 33, 27, 26, 19, 17};
+  constexpr std::array grey = {255, 253, 251, 249, 247, 245, 243, 241, 239, 237, 235, 233};
+  switch (map) {
+    case ColourMap::ink:
+      return nearest(ink, position);
+    case ColourMap::grey:
+      return nearest(grey, position);
+    default:
+      return nearest(dusk, position);
+  }
 }
 
 char character(double position) {
@@ -90,10 +78,10 @@ void Painter::set(Ground ground, double position) {
   const int digit = static_cast<int>(ground);
   std::string wanted = fmt::format("{}9", digit);  // the terminal's own colour
   if (position >= 0 && colours_ == Colours::rgb) {
-    const Rgb colour = rgb(position);
+    const Rgb colour = colour_at(map_, position);
     wanted = fmt::format("{}8;2;{};{};{}", digit, colour.red, colour.green, colour.blue);
   } else if (position >= 0) {
-    wanted = fmt::format("{}8;5;{}", digit, palette_index(position));
+    wanted = fmt::format("{}8;5;{}", digit, palette_index(map_, position));
   }
   std::string& current = ground == Ground::front ? front_ : back_;
   if (wanted == current) return;
@@ -101,4 +89,4 @@ void Painter::set(Ground ground, double position) {
   line_ += fmt::format("\x1b[{}m", wanted);
 }
 
-}  // namespace mha::cli
+}  // namespace mha::draw::detail

@@ -1,0 +1,191 @@
+#include "picture.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "label.h"
+
+namespace mha::draw::detail {
+namespace {
+
+int64_t ceil_divide(int64_t a, int64_t b) {
+  return (a - 1) / b + 1;
+}
+
+Axis axis_of(const char* name, int64_t size, const std::vector<std::string>& labels,
+             int64_t most_cells) {
+  TORCH_CHECK(labels.empty() || static_cast<int64_t>(labels.size()) == size, name,
+              ": expected ", size, " labels as in weights, or none, found ", labels.size());
+  Axis axis;
+  axis.size = size;
+  axis.per_cell = ceil_divide(size, std::max<int64_t>(most_cells, 1));
+  axis.cells = ceil_divide(size, axis.per_cell);
+  for (const std::string& label : labels) axis.labels.push_back(printable(label));
+  return axis;
+}
+
+/// (H, L, S), float32, contiguous, on the CPU.
+at::Tensor checked_weights(const at::Tensor& weights) {
+  TORCH_CHECK(weights.defined(), "weights: expected a tensor, found none");
+  TORCH_CHECK(weights.dim() == 2 || weights.dim() == 3,
+              "weights: expected (heads, queries, keys) or (queries, keys), found ",
+              weights.sizes());
+  TORCH_CHECK(weights.numel() > 0, "weights: expected at least one head, query and key, found ",
+              weights.sizes());
+  TORCH_CHECK(weights.is_floating_point(), "weights: expected a floating dtype, found ",
+              weights.scalar_type());
+  at::Tensor result = weights.detach().to(at::kCPU, at::kFloat).contiguous();
+  return weights.dim() == 2 ? result.unsqueeze(0) : result;
+}
+
+void check_weight(float weight, int64_t head, int64_t query, int64_t key) {
+  TORCH_CHECK(std::isfinite(weight) && weight >= 0,
+              "weights: expected finite numbers >= 0, found ", weight, " at head ", head,
+              ", query ", query, ", key ", key);
+}
+
+/// One head's cells: the mean over a cell's queries of the sum over its keys. `weights` points
+/// to the head's first row.
+std::vector<float> pooled(const float* weights, int64_t head, const Axis& queries,
+                          const Axis& keys, bool causal) {
+  const int64_t ahead = keys.size - queries.size;  // a query's own position among the keys
+  std::vector<double> sums(static_cast<size_t>(queries.cells * keys.cells), 0.0);
+  for (int64_t i = 0; i < queries.size; ++i) {
+    double* row = sums.data() + i / queries.per_cell * keys.cells;
+    for (int64_t j = 0; j < keys.size; ++j, ++weights) {
+      if (causal && j > i + ahead) continue;
+      check_weight(*weights, head, i, j);
+      row[j / keys.per_cell] += *weights;
+    }
+  }
+  std::vector<float> values;
+  values.reserve(sums.size());
+  for (size_t cell = 0; cell < sums.size(); ++cell) {
+    const auto row = static_cast<int64_t>(cell) / keys.cells;
+    const int64_t count =
+        std::min(queries.per_cell, queries.size - row * queries.per_cell);  // of its queries
+    values.push_back(sums[cell] > 0
+                         ? static_cast<float>(sums[cell] / static_cast<double>(count))
+                         : Picture::kBlank);
+  }
+  return values;
+}
+
+std::string name_of_panel(const Maps& maps, int64_t heads, int64_t head) {
+  if (!maps.names.empty()) return printable(maps.names[static_cast<size_t>(head)]);
+  return heads > 1 ? fmt::format("head {}", head) : "";
+}
+
+}  // namespace
+
+int64_t heads_of(const Maps& maps) {
+  return maps.weights.defined() && maps.weights.dim() == 3 ? maps.weights.size(0) : 1;
+}
+
+std::string Axis::label(int64_t cell, bool every_one_shown) const {
+  if (!labels.empty() && every_one_shown && per_cell == 1)
+    return labels[static_cast<size_t>(cell)];
+  return fmt::format("{}", cell * per_cell);
+}
+
+double Picture::position(double value) const {
+  if (value < 0) return -1;
+  const double part = std::min(value / largest, 1.0);
+  return scale == Scale::linear ? part : std::sqrt(part);
+}
+
+std::vector<std::string> Picture::notes() const {
+  std::vector<std::string> sentences = {"Rows are queries, columns are keys."};
+  if (has_blank) {
+    sentences.push_back(is_causal ? "Blank: later than the query, or exactly 0."
+                                  : "Blank: exactly 0.");
+  }
+  if (is_clipped) {
+    sentences.push_back(
+        fmt::format("Weights above {} have the last colour.", number_text(largest)));
+  }
+  if (is_pooled()) {
+    const auto counted = [](int64_t count, const char* one, const char* more) {
+      return fmt::format("{} {}", count, count == 1 ? one : more);
+    };
+    sentences.push_back(fmt::format(
+        "Pooled from {} x {}: a cell is what {} give {} together{}.", queries.size, keys.size,
+        counted(queries.per_cell, "query", "queries"), counted(keys.per_cell, "key", "keys"),
+        queries.per_cell > 1 ? ", on average" : ""));
+  }
+  return sentences;
+}
+
+Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,
+                   int64_t most_columns) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor weights = checked_weights(maps.weights);
+  const int64_t heads = weights.size(0);
+  TORCH_CHECK(maps.names.empty() || static_cast<int64_t>(maps.names.size()) == heads,
+              "names: expected ", heads, ", one for each head, or none, found ",
+              maps.names.size());
+  const double wanted = options.largest().value_or(1);
+  TORCH_CHECK(std::isfinite(wanted) && wanted > 0, "largest: expected a number > 0, found ",
+              wanted);
+
+  Picture picture;
+  picture.title = printable(maps.title);
+  picture.queries = axis_of("queries", weights.size(1), maps.queries, most_rows);
+  picture.keys = axis_of("keys", weights.size(2), maps.keys, most_columns);
+  picture.is_causal = options.causal();
+  picture.scale = options.scale();
+  picture.colours = options.colours();
+  const int64_t size = weights.size(1) * weights.size(2);
+  float largest = 0;
+  for (int64_t head = 0; head < heads; ++head) {
+    Panel panel;
+    panel.name = name_of_panel(maps, heads, head);
+    panel.values = pooled(weights.const_data_ptr<float>() + head * size, head, picture.queries,
+                          picture.keys, options.causal());
+    for (const float value : panel.values) {
+      largest = std::max(largest, value);
+      picture.has_blank = picture.has_blank || value < 0;
+    }
+    picture.panels.push_back(std::move(panel));
+  }
+  picture.largest = options.largest().value_or(largest > 0 ? largest : 1);
+  picture.is_clipped = largest > picture.largest;
+  return picture;
+}
+
+std::string number_text(double number) {
+  return fmt::format("{:.3g}", number);
+}
+
+std::vector<double> bar_ticks(const Picture& picture, double gap) {
+  // From the round numbers of each step, the finest that leave room, from the largest down.
+  std::vector<double> ticks = {picture.largest};
+  const double decade = std::pow(10, std::floor(std::log10(picture.largest)));
+  double below = 1;  // the position of the last one taken
+  const auto take = [&](double value) {
+    const double position = picture.position(value);
+    if (value >= picture.largest || below - position < gap || position < gap) return;
+    ticks.push_back(value);
+    below = position;
+  };
+  if (picture.scale == Scale::linear) {
+    const double step = picture.largest / decade < 2   ? decade / 5
+                        : picture.largest / decade < 5 ? decade / 2
+                                                       : decade;
+    for (int i = 10; i > 0; --i) take(i * step);
+  } else {
+    for (double unit = decade; unit > picture.largest / 1e4; unit /= 10) {
+      for (const double factor : {5, 2, 1}) take(factor * unit);
+    }
+  }
+  ticks.push_back(0);
+  std::reverse(ticks.begin(), ticks.end());
+  return ticks;
+}
+
+}  // namespace mha::draw::detail
