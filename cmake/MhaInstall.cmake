@@ -1,4 +1,5 @@
-# The package that find_package(mha) finds: headers, library, exported target mha::mha.
+# The package that find_package(mha) finds: headers, library, exported target mha::mha; and with
+# COMPONENTS draw, mha::draw.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -7,8 +8,15 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 # The library, if shared, finds LibTorch where the build found it.
 set_target_properties(mha PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS mha EXPORT mhaTargets)
-install(DIRECTORY include/mha TYPE INCLUDE)
+install(DIRECTORY include/mha TYPE INCLUDE PATTERN draw.h EXCLUDE)
 install(EXPORT mhaTargets NAMESPACE mha:: DESTINATION ${package_dir})
+
+if(TARGET mha_draw)
+  set_target_properties(mha_draw PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS mha_draw EXPORT mhaDrawTargets)
+  install(FILES include/mha/draw.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/mha)
+  install(EXPORT mhaDrawTargets NAMESPACE mha:: DESTINATION ${package_dir})
+endif()
 
 configure_package_config_file(cmake/mhaConfig.cmake.in mhaConfig.cmake
   INSTALL_DESTINATION ${package_dir}

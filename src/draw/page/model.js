@@ -44,7 +44,8 @@ function positionOf(value) {
 
 const numberText = (value) => {
   if (value < 0) return "blank";
-  return value >= 0.001 || value === 0 ? value.toFixed(4) : value.toExponential(2);
+  if (value === 0) return "\u2248 0";  // too small for the stored digits
+  return value >= 0.001 ? value.toFixed(4) : value.toExponential(2);
 };
 
 // The token of a cell, or "40–47 token" of the first where several share it.

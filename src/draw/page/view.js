@@ -53,19 +53,26 @@ const chosenText = (axis, cell, step) =>
 
 // Where the large map and its labels stand, for the width that there is.
 const LINE = 13;  // the room of a label across its text
+const TALLEST = 820;
 let layout = null;
 function layOut() {
   const context = mapCanvas.getContext("2d");
   context.font = `600 12px ${FONT}`;  // the chosen label's
-  const longest = (axis, most) => {
-    const labels = axis.labels || [`${axis.size}\u2013${axis.size}`];
-    return labels.reduce((width, label) => Math.max(width, Math.min(most, context.measureText(label).width)), 0);
+  // Where words have no room at each cell, the chosen one's label is its index and its word.
+  const longest = (axis, most, room) => {
+    const words = showsWords(axis, axis.cells * LINE <= room ? 1 : 2);
+    let width = 0;
+    for (let cell = 0; cell < axis.cells; ++cell) {
+      const text = words ? axis.labels[cell] : cellText(axis, cell);
+      width = Math.max(width, Math.min(most, context.measureText(text).width));
+    }
+    return width;
   };
   const available = byId("map").clientWidth;
   const most = Math.min(140, available / 4);
-  const left = Math.ceil(longest(data.queries, most)) + 12;
-  const widestKey = longest(data.keys, 110);
-  const cell = cellSides(available - left - 2, 820, 34);
+  const left = Math.ceil(longest(data.queries, most, TALLEST)) + 12;
+  const widestKey = longest(data.keys, 110, available - left);
+  const cell = cellSides(available - left - 2, TALLEST, 34);
   const words = showsWords(data.keys, 1) && cell.x >= LINE;
   let angle = 0, top = 22, keyStep = 1;
   if (!words) {
@@ -78,6 +85,7 @@ function layOut() {
   layout = {left, top, cell, angle, words, keyStep, rowStep: labelStep(cell.y, LINE), most,
             width: Math.min(available, left + columns * cell.x + Math.max(2, overhang)),
             height: top + rows * cell.y + 2};
+  mapCanvas.dataset.layout = [left, top, cell.x, cell.y].join(" ");  // read by tests
 }
 
 // A chosen label covers what it stands on.
@@ -217,6 +225,11 @@ function drawStrips(state) {
     token.style.background = value === 0 ? "" : `rgb(var(--wash) / ${(0.85 * Math.sqrt(value / largest)).toFixed(3)})`;
   }
   for (const token of document.querySelectorAll("#strips [data-query]")) {
-    token.classList.toggle("query", Number(token.dataset.query) === state.query);
+    const chosen = Number(token.dataset.query) === state.query;
+    token.classList.toggle("query", chosen);
+    const strip = token.parentElement;
+    if (chosen && !strip.matches(":hover")) {
+      strip.scrollTop = token.offsetTop - strip.offsetTop - strip.clientHeight / 2;
+    }
   }
 }
