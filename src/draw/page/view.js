@@ -81,9 +81,14 @@ function layOut() {
     angle = cell.x >= 18 ? -Math.PI / 4 : -Math.PI / 2;
     top = Math.ceil(widestKey * -Math.sin(angle)) + 14;
   }
-  const overhang = angle === -Math.PI / 4 ? Math.max(0, widestKey * 0.71 - cell.x) : 0;
+  // Slanted labels stand out on the right.
+  let right = columns * cell.x + 2;
+  for (let key = 0; angle === -Math.PI / 4 && key < columns; ++key) {
+    const width = Math.min(110, context.measureText(data.keys.labels[key]).width);
+    right = Math.max(right, (key + 0.5) * cell.x + 0.71 * width + 12);
+  }
   layout = {left, top, cell, angle, words, keyStep, rowStep: labelStep(cell.y, LINE), most,
-            width: Math.min(available, left + columns * cell.x + Math.max(2, overhang)),
+            width: Math.min(available, left + right),
             height: top + rows * cell.y + 2};
   mapCanvas.dataset.layout = [left, top, cell.x, cell.y].join(" ");  // read by tests
 }
@@ -221,7 +226,7 @@ function drawStrips(state) {
   const largest = Math.max(row[argmax(row)], 1e-30);
   for (const token of document.querySelectorAll("#strips [data-key]")) {
     const value = Math.max(row[Number(token.dataset.key)], 0);
-    token.classList.toggle("strong", value > 0.4 * largest);
+    token.classList.toggle("strong", value > 0.6 * largest);
     token.style.background = value === 0 ? "" : `rgb(var(--wash) / ${(0.85 * Math.sqrt(value / largest)).toFixed(3)})`;
   }
   for (const token of document.querySelectorAll("#strips [data-query]")) {
