@@ -158,6 +158,16 @@ TEST(PictureTest, NotesSayWhatIsPooledBlankAndClipped) {
   EXPECT_NE(notes(Options().largest(0.01), 8).find("Weights above 0.01"), std::string::npos);
 }
 
+TEST(PictureTest, LabelsOfAnyLengthAreCut) {
+  Maps maps = random_maps({1, 2});
+  maps.keys = {std::string(10 << 20, 'x'), "b"};
+  maps.title = std::string(10 << 20, ' ');
+  const Picture picture = picture_of(maps, {}, 9, 9);
+  EXPECT_EQ(picture.keys.labels[0], std::string(199, 'x') + "\u2026");
+  EXPECT_EQ(picture.keys.labels[1], "b");
+  EXPECT_LT(picture.title.size(), 2000u);
+}
+
 TEST(PictureTest, WhatIsNoMapIsRefusedByName) {
   const auto error = [](Maps maps, const Options& options = {}) {
     return test::error_of([&] { picture_of(maps, options, 9, 9); });
@@ -170,6 +180,7 @@ TEST(PictureTest, WhatIsNoMapIsRefusedByName) {
          "weights: expected (heads, queries, keys) or (queries, keys), found [2, 3, 4, 5]");
   expect(error(random_maps({0, 3, 4})),
          "weights: expected at least one head, query and key, found [0, 3, 4]");
+  expect(error(random_maps({257, 1, 1})), "weights: expected at most 256 heads");
   Maps maps = random_maps({2, 3, 4});
   maps.weights = maps.weights.to(at::kLong);
   expect(error(maps), "weights: expected a floating dtype, found Long");

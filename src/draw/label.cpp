@@ -165,11 +165,17 @@ std::string fitted(std::string_view label, int64_t columns, bool utf8) {
       if (character > '~') character = '?';
     }
   }
-  if (columns_of_characters(characters) <= columns) return encoded(characters);
-  while (!characters.empty() && columns_of_characters(characters) > columns - 1) {
-    characters.pop_back();
+  int64_t used = 0;
+  size_t kept = 0;  // what leaves room for the ellipsis
+  for (size_t i = 0; i < characters.size(); ++i) {
+    used += columns_of_character(characters[i]);
+    if (used < columns) kept = i + 1;
+    if (used > columns) {
+      characters.resize(kept);
+      characters += utf8 ? U'\u2026' : U'.';
+      break;
+    }
   }
-  characters += utf8 ? U'\u2026' : U'.';
   return encoded(characters);
 }
 

@@ -13,6 +13,10 @@
 namespace mha::draw::detail {
 namespace {
 
+// More is no label, and more maps than this are no picture.
+constexpr int64_t kLongestLabel = 200, kLongestTitle = 400;
+constexpr int64_t kMostMaps = 256;
+
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a - 1) / b + 1;
 }
@@ -25,7 +29,9 @@ Axis axis_of(const char* name, int64_t size, const std::vector<std::string>& lab
   axis.size = size;
   axis.per_cell = ceil_divide(size, std::max<int64_t>(most_cells, 1));
   axis.cells = ceil_divide(size, axis.per_cell);
-  for (const std::string& label : labels) axis.labels.push_back(printable(label));
+  for (const std::string& label : labels) {
+    axis.labels.push_back(fitted(printable(label), kLongestLabel, true));
+  }
   return axis;
 }
 
@@ -37,6 +43,8 @@ at::Tensor checked_weights(const at::Tensor& weights) {
               weights.sizes());
   TORCH_CHECK(weights.numel() > 0, "weights: expected at least one head, query and key, found ",
               weights.sizes());
+  TORCH_CHECK(weights.dim() == 2 || weights.size(0) <= kMostMaps, "weights: expected at most ",
+              kMostMaps, " heads in a picture, found ", weights.size(0));
   TORCH_CHECK(weights.is_floating_point(), "weights: expected a floating dtype, found ",
               weights.scalar_type());
   at::Tensor result = weights.detach().to(at::kCPU, at::kFloat).contiguous();
@@ -77,7 +85,8 @@ std::vector<float> pooled(const float* weights, int64_t head, const Axis& querie
 }
 
 std::string name_of_panel(const Maps& maps, int64_t heads, int64_t head) {
-  if (!maps.names.empty()) return printable(maps.names[static_cast<size_t>(head)]);
+  if (!maps.names.empty())
+    return fitted(printable(maps.names[static_cast<size_t>(head)]), kLongestLabel, true);
   return heads > 1 ? fmt::format("head {}", head) : "";
 }
 
@@ -134,7 +143,7 @@ Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,
               wanted);
 
   Picture picture;
-  picture.title = printable(maps.title);
+  picture.title = fitted(printable(maps.title), kLongestTitle, true);
   picture.queries = axis_of("queries", weights.size(1), maps.queries, most_rows);
   picture.keys = axis_of("keys", weights.size(2), maps.keys, most_columns);
   picture.is_causal = options.causal();

@@ -46,9 +46,9 @@ double cell_size(int64_t cells, int64_t longer_axis, double panel) {
 std::string cut(const std::string& text, double size, double width) {
   if (text_width(text, size) <= width) return text;
   std::u32string characters = decoded(text);
-  while (!characters.empty() && text_width(encoded(characters) + "\u2026", size) > width) {
+  do {
     characters.pop_back();
-  }
+  } while (!characters.empty() && text_width(encoded(characters) + "\u2026", size) > width);
   return encoded(characters) + "\u2026";
 }
 
