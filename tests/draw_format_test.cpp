@@ -264,7 +264,7 @@ TEST(HtmlTest, TwelveHeadsOf512TokensAreNotPooled) {
   Maps maps;
   maps.weights = at::full({12, 512, 512}, 1.0 / 512);
   const nlohmann::json data = data_of(html(maps));
-  EXPECT_EQ(data["queries"]["per_cell"], 1);
+  EXPECT_EQ(data["queries"]["cells"], 512);
   EXPECT_EQ(from_base64(data["values"]).size(), 2u * 12 * 512 * 512);
 }
 

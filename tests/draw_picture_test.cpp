@@ -45,16 +45,16 @@ TEST(PictureTest, APooledCellIsTheMeanOverItsQueriesOfTheSumOverItsKeys) {
   for (const bool causal : {false, true}) {
     const Maps maps = random_maps({1, L, S});
     const Picture picture = picture_of(maps, Options().causal(causal), 16, 12);
-    const int64_t q = 4, k = 6;  // what fits 50 into 16 and 71 into 12
-    ASSERT_EQ(picture.queries.per_cell, q);
-    ASSERT_EQ(picture.keys.per_cell, k);
+    const int64_t R = 13, C = 12;  // cells of at most 4 queries and 6 keys
+    ASSERT_EQ(picture.queries.cells, R);
+    ASSERT_EQ(picture.keys.cells, C);
     const auto weights = maps.weights.accessor<float, 3>();
-    for (int64_t row = 0; row < picture.queries.cells; ++row) {
-      for (int64_t column = 0; column < picture.keys.cells; ++column) {
+    for (int64_t row = 0; row < R; ++row) {
+      for (int64_t column = 0; column < C; ++column) {
         double sum = 0;
         int64_t queries = 0;
-        for (int64_t i = row * q; i < std::min(row * q + q, L); ++i, ++queries) {
-          for (int64_t j = column * k; j < std::min(column * k + k, S); ++j) {
+        for (int64_t i = row * L / R; i < (row + 1) * L / R; ++i, ++queries) {
+          for (int64_t j = column * S / C; j < (column + 1) * S / C; ++j) {
             if (!causal || j <= i + S - L) sum += weights[0][i][j];
           }
         }

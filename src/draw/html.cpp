@@ -60,7 +60,7 @@ std::string packed(const Picture& picture, double largest) {
 }
 
 json axis_json(const Axis& axis) {
-  json result = {{"size", axis.size}, {"per_cell", axis.per_cell}, {"cells", axis.cells}};
+  json result = {{"size", axis.size}, {"cells", axis.cells}};
   if (!axis.labels.empty()) result["labels"] = axis.labels;
   return result;
 }

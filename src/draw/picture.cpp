@@ -27,8 +27,8 @@ Axis axis_of(const char* name, int64_t size, const std::vector<std::string>& lab
               ": expected ", size, " labels as in weights, or none, found ", labels.size());
   Axis axis;
   axis.size = size;
-  axis.per_cell = ceil_divide(size, std::max<int64_t>(most_cells, 1));
-  axis.cells = ceil_divide(size, axis.per_cell);
+  // As many cells as hold the same number each, where that number divides the size.
+  axis.cells = ceil_divide(size, ceil_divide(size, std::max<int64_t>(most_cells, 1)));
   for (const std::string& label : labels) {
     axis.labels.push_back(fitted(printable(label), kLongestLabel, true));
   }
@@ -62,24 +62,25 @@ void check_weight(float weight, int64_t head, int64_t query, int64_t key) {
 std::vector<float> pooled(const float* weights, int64_t head, const Axis& queries,
                           const Axis& keys, bool causal) {
   const int64_t ahead = keys.size - queries.size;  // a query's own position among the keys
-  std::vector<double> sums(static_cast<size_t>(queries.cells * keys.cells), 0.0);
-  for (int64_t i = 0; i < queries.size; ++i) {
-    double* row = sums.data() + i / queries.per_cell * keys.cells;
-    for (int64_t j = 0; j < keys.size; ++j, ++weights) {
-      if (causal && j > i + ahead) continue;
-      check_weight(*weights, head, i, j);
-      row[j / keys.per_cell] += *weights;
-    }
-  }
   std::vector<float> values;
-  values.reserve(sums.size());
-  for (size_t cell = 0; cell < sums.size(); ++cell) {
-    const auto row = static_cast<int64_t>(cell) / keys.cells;
-    const int64_t count =
-        std::min(queries.per_cell, queries.size - row * queries.per_cell);  // of its queries
-    values.push_back(sums[cell] > 0
-                         ? static_cast<float>(sums[cell] / static_cast<double>(count))
-                         : Picture::kBlank);
+  std::vector<double> sums(static_cast<size_t>(keys.cells));
+  for (int64_t row = 0; row < queries.cells; ++row) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (int64_t i = queries.first(row); i < queries.first(row + 1); ++i) {
+      for (int64_t column = 0; column < keys.cells; ++column) {
+        const int64_t end =
+            std::min(keys.first(column + 1), causal ? i + ahead + 1 : keys.size);
+        for (int64_t j = keys.first(column); j < end; ++j) {
+          const float weight = weights[i * keys.size + j];
+          check_weight(weight, head, i, j);
+          sums[static_cast<size_t>(column)] += weight;
+        }
+      }
+    }
+    const auto count = static_cast<double>(queries.first(row + 1) - queries.first(row));
+    for (const double sum : sums) {
+      values.push_back(sum > 0 ? static_cast<float>(sum / count) : Picture::kBlank);
+    }
   }
   return values;
 }
@@ -97,9 +98,10 @@ int64_t heads_of(const Maps& maps) {
 }
 
 std::string Axis::label(int64_t cell, bool every_one_shown) const {
-  if (!labels.empty() && every_one_shown && per_cell == 1)
+  if (!labels.empty() && every_one_shown && !is_pooled()) {
     return labels[static_cast<size_t>(cell)];
-  return fmt::format("{}", cell * per_cell);
+  }
+  return fmt::format("{}", first(cell));
 }
 
 double Picture::position(double value) const {
@@ -119,13 +121,17 @@ std::vector<std::string> Picture::notes() const {
         fmt::format("Weights above {} have the last colour.", number_text(largest)));
   }
   if (is_pooled()) {
-    const auto counted = [](int64_t count, const char* one, const char* more) {
-      return fmt::format("{} {}", count, count == 1 ? one : more);
+    // "3 keys", or "2 or 3 keys" where they cannot be shared out evenly.
+    const auto counted = [](const Axis& axis, const char* one, const char* more) {
+      const int64_t least = axis.size / axis.cells, most = ceil_divide(axis.size, axis.cells);
+      const std::string number =
+          least == most ? fmt::format("{}", least) : fmt::format("{} or {}", least, most);
+      return number + ' ' + (most == 1 ? one : more);
     };
-    sentences.push_back(fmt::format(
-        "Pooled from {} x {}: a cell is what {} give {} together{}.", queries.size, keys.size,
-        counted(queries.per_cell, "query", "queries"), counted(keys.per_cell, "key", "keys"),
-        queries.per_cell > 1 ? ", on average" : ""));
+    sentences.push_back(
+        fmt::format("Pooled from {} x {}: a cell is what {} give {} together{}.", queries.size,
+                    keys.size, counted(queries, "query", "queries"),
+                    counted(keys, "key", "keys"), queries.is_pooled() ? ", on average" : ""));
   }
   return sentences;
 }

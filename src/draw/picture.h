@@ -10,11 +10,13 @@ namespace mha::draw::detail {
 
 /// The queries or the keys of a picture.
 struct Axis {
-  int64_t size = 0;      ///< queries or keys
-  int64_t per_cell = 1;  ///< pooled into one cell; the last cell may hold fewer
-  int64_t cells = 0;
+  int64_t size = 0;                 ///< queries or keys
+  int64_t cells = 0;                ///< that they are pooled into, as evenly as may be
   std::vector<std::string> labels;  ///< printable, `size` of them; empty: indices
 
+  bool is_pooled() const { return cells < size; }
+  /// The first query or key in a cell; of the cell after the last, `size`.
+  int64_t first(int64_t cell) const { return cell * size / cells; }
   /// The token of a cell, where every cell shows its own; else the index of its first.
   std::string label(int64_t cell, bool every_one_shown) const;
 };
@@ -36,7 +38,7 @@ struct Picture {
   Scale scale = Scale::square_root;
   ColourMap colours = ColourMap::dusk;
 
-  bool is_pooled() const { return queries.per_cell > 1 || keys.per_cell > 1; }
+  bool is_pooled() const { return queries.is_pooled() || keys.is_pooled(); }
   float value(const Panel& panel, int64_t row, int64_t column) const {
     return panel.values[static_cast<size_t>(row * keys.cells + column)];
   }

@@ -114,7 +114,7 @@ AxisLabels key_labels(const Axis& axis, double cell, double size) {
   AxisLabels labels;
   labels.longest = widest(axis, 1, size);
   labels.extent = size * 0.7;
-  if (axis.labels.empty() || axis.per_cell > 1 || cell < upright_room) {
+  if (axis.labels.empty() || axis.is_pooled() || cell < upright_room) {
     labels.step = label_step(cell, text_width(std::to_string(axis.size), size) + 8);
   } else if (labels.longest + 8 > cell) {
     labels.angle = cell >= slanted_room ? -45 : -90;

@@ -65,7 +65,7 @@ std::string key_axis(const Axis& keys, const Setting& setting) {
   std::string axis;
   for (int64_t column = 0; column < keys.cells; column += setting.column_step) {
     axis.resize(static_cast<size_t>(column * setting.size), ' ');
-    axis += fmt::format("{}", column * keys.per_cell);
+    axis += fmt::format("{}", keys.first(column));
   }
   return axis;
 }
@@ -74,7 +74,7 @@ std::string key_axis(const Axis& keys, const Setting& setting) {
 std::string row_label(const Axis& queries, int64_t row, bool shown, const Setting& setting,
                       bool utf8) {
   if (!shown) return std::string(static_cast<size_t>(setting.margin()), ' ');
-  const int64_t index = row * queries.per_cell;
+  const int64_t index = queries.first(row);
   std::string label = fmt::format("  {:>{}} ", index, setting.index_width);
   if (setting.token_width > 0) {
     const std::string token =
@@ -162,7 +162,7 @@ std::vector<std::string> split_at_spaces(const std::string& text) {
 std::vector<std::string> listed_keys(const Picture& picture, bool utf8) {
   const Axis& keys = picture.keys;
   if (keys.labels.empty() || keys.labels == picture.queries.labels) return {};
-  if (keys.per_cell > 1 || keys.size > kMaxListedKeys) return {};
+  if (keys.is_pooled() || keys.size > kMaxListedKeys) return {};
   std::vector<std::string> words = {"keys:"};
   for (int64_t key = 0; key < keys.size; ++key) {
     words.push_back(

@@ -48,10 +48,11 @@ const numberText = (value) => {
   return value >= 0.001 ? value.toFixed(4) : value.toExponential(2);
 };
 
+const firstOf = (axis, cell) => Math.floor(cell * axis.size / axis.cells);
+
 // The token of a cell, or "40–47 token" of the first where several share it.
 function cellName(axis, cell) {
-  const first = cell * axis.per_cell;
-  const last = Math.min(first + axis.per_cell, axis.size) - 1;
+  const first = firstOf(axis, cell), last = firstOf(axis, cell + 1) - 1;
   const index = last > first ? `${first}\u2013${last}` : `${first}`;
   return {index, token: axis.labels ? axis.labels[first] : ""};
 }

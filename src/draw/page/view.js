@@ -45,9 +45,9 @@ function shortened(context, text, width) {
 }
 
 // Words where every cell shows its own, else indices; the chosen one shows both.
-const showsWords = (axis, step) => axis.labels && axis.per_cell === 1 && step === 1;
+const showsWords = (axis, step) => axis.labels && axis.cells === axis.size && step === 1;
 const axisText = (axis, cell, step) =>
-  showsWords(axis, step) ? axis.labels[cell] : `${cell * axis.per_cell}`;
+  showsWords(axis, step) ? axis.labels[cell] : `${firstOf(axis, cell)}`;
 const chosenText = (axis, cell, step) =>
   showsWords(axis, step) ? axis.labels[cell] : cellText(axis, cell);
 
