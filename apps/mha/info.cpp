@@ -93,8 +93,8 @@ Command info_command(CLI::App& program) {
   app->add_flag("--json", *json, "Write JSON");
   explain->add_to(*app);
   app->footer(
-      "Examples: mha info\n"
-      "          mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
+      "Example: mha info\n"
+      "         mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
   return {app, [json, explain] {
             if (explain->wanted()) {
               const auto lines = explain->explanation();
