@@ -26,9 +26,11 @@ AttentionCall resolve_options(const AttentionOptions& options, const at::Tensor&
 
 AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
-                          const AttentionOptions& options, bool output_is_passing) {
+                          const AttentionOptions& options, bool output_is_passing,
+                          RowStatistics* row_statistics) {
   AttentionCall call = resolve_options(options, query);
   call.output_is_passing = output_is_passing;
+  call.row_statistics = row_statistics;
   const auto choice =
       choose_path(query.device(), query.scalar_type(), query.size(-1), value.size(-1));
   if (choice.path == Path::fused) {

@@ -8,6 +8,12 @@
 
 namespace mha::detail {
 
+/// What a forward knows of each row, (N, H, L) float32 each:
+/// weight = 2^(score * log2(e) - maximum) * factor, with a factor of 0 where nothing is seen.
+struct RowStatistics {
+  at::Tensor maximum, factor;
+};
+
 /// The options of one call with every default resolved and the random seed drawn.
 struct AttentionCall {
   double scale;
@@ -15,16 +21,19 @@ struct AttentionCall {
   uint64_t dropout_seed;  // of the CPU's counter-based generator; other devices draw their own
   Weights weights;
   bool weights_after_dropout;
-  bool output_is_passing = false;  // the caller drops the output before it returns
+  bool output_is_passing = false;           // the caller drops the output before it returns
+  RowStatistics* row_statistics = nullptr;  // filled in by kernels that form them anyway
 };
 
 /// The one place that chooses how attention is computed.
 ///
 /// query (N, H, L, D), key (N, Hk, S, D), value (N, Hk, S, Dv), S including the mask's extra
 /// keys; output (N, H, L, Dv), weights as `options` says. All checked by the caller, who says
-/// whether the output ends before its own call does.
+/// whether the output ends before its own call does. `row_statistics`, if given, is filled in
+/// where the computation forms them anyway.
 AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
-                          const AttentionOptions& options, bool output_is_passing = false);
+                          const AttentionOptions& options, bool output_is_passing = false,
+                          RowStatistics* row_statistics = nullptr);
 
 }  // namespace mha::detail

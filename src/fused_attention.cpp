@@ -68,6 +68,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     auto settings = c10::make_intrusive<Settings>();
     settings->mask = mask;
     settings->call = call;
+    settings->call.row_statistics = nullptr;
     variable_list saved{
         query, key, value, result.output, result.row_maximum, result.row_factor};
     for (auto* list : tensor_lists(settings->mask)) {

@@ -130,12 +130,14 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
                       {},
                       {}};
   args.output = rows<float>(result.output);
-  if (for_backward) {
+  const auto want_statistics = [&] {
+    if (result.row_maximum.defined()) return;
     result.row_maximum = at::empty({n, h, l}, options);
     result.row_factor = at::empty({n, h, l}, options);
     args.row_maximum = result.row_maximum.data_ptr<float>();
     args.row_factor = result.row_factor.data_ptr<float>();
-  }
+  };
+  if (for_backward) want_statistics();
   if (args.averaged) {
     result.weights = at::empty({n, l, args.keys}, options);
     args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
@@ -147,7 +149,14 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
     prefer_huge_pages(result.weights.data_ptr(), result.weights.nbytes());
   }
 
-  switch (choose_kernel(kernels, args)) {
+  const ForwardKernel kernel = choose_kernel(kernels, args);
+  // Float32 tiles form them anyway. Chunks leave none, and those of pairs are bfloat16's.
+  if (call.row_statistics &&
+      (kernel == ForwardKernel::tiles || kernel == ForwardKernel::widened_tiles)) {
+    want_statistics();
+    *call.row_statistics = {result.row_maximum, result.row_factor};
+  }
+  switch (kernel) {
     case ForwardKernel::chunks:
       decode(kernels, args);
       break;
@@ -331,6 +340,14 @@ ForwardKernel choose_forward_kernel(const at::Tensor& query, const at::Tensor& k
 bool any_wants_gradient(const std::vector<at::Tensor>& tensors) {
   return std::any_of(tensors.begin(), tensors.end(),
                      [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+RowStatistics row_statistics(const at::Tensor& query, const at::Tensor& key,
+                             const ResolvedMask& mask, double scale) {
+  const AttentionCall call{scale, 0, 0, Weights::none, false};
+  // The output is not wanted, so any values will do: the first column of the keys.
+  const auto result = forward(query, key, key.narrow(3, 0, 1), mask, call, true);
+  return {result.row_maximum, result.row_factor};
 }
 
 }  // namespace mha::detail

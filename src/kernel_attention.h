@@ -28,6 +28,10 @@ std::vector<at::Tensor> kernel_attention_backward(
     const KernelResult& result, const at::Tensor& grad_output, const ResolvedMask& mask,
     const AttentionCall& call);
 
+/// What the kernels know of each row, without the output. Float32.
+RowStatistics row_statistics(const at::Tensor& query, const at::Tensor& key,
+                             const ResolvedMask& mask, double scale);
+
 /// How the kernels compute the forward.
 enum class ForwardKernel {
   chunks,          ///< few queries: keys and values pass by once, as they are stored

@@ -7,10 +7,13 @@
 #include <iomanip>
 #include <ostream>
 #include <utility>
+#include <vector>
 
 #include "attention.h"
+#include "attention_map_state.h"
 #include "finite.h"
 #include "head_projections.h"
+#include "map_recorder.h"
 #include "module_checks.h"
 #include "packed_weight.h"
 #include "resolved_mask.h"
@@ -120,6 +123,20 @@ void MultiHeadAttentionImpl::reset_parameters() {
 AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
                                                 const at::Tensor& value, const Mask& mask,
                                                 std::optional<Weights> weights) {
+  return attend(query, key, value, mask, weights.value_or(options.weights()), nullptr);
+}
+
+TracedAttention MultiHeadAttentionImpl::trace(const at::Tensor& query, const at::Tensor& key,
+                                              const at::Tensor& value, const Mask& mask) {
+  std::shared_ptr<const detail::MapState> map;
+  const auto output = attend(query, key, value, mask, Weights::none, &map).output;
+  return {output, AttentionMap(std::move(map))};
+}
+
+AttentionOutput MultiHeadAttentionImpl::attend(const at::Tensor& query, const at::Tensor& key,
+                                               const at::Tensor& value, const Mask& mask,
+                                               Weights weights,
+                                               std::shared_ptr<const detail::MapState>* map) {
   const bool self_attention = !key.defined() && !value.defined();
   const at::Tensor& given_key = self_attention ? query : key;
   const at::Tensor& given_value = self_attention ? query : value;
@@ -137,15 +154,26 @@ AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const a
   drop_unseen_tokens(tokens, resolved);
 
   const auto [q, k, v] = detail::project_heads(*this, *packed_weights_, tokens);
+  const bool traced = map || detail::is_recording();
+  detail::RowStatistics statistics;
   auto [heads_output, maps] =
       detail::attention(q, k, v, resolved,
                         AttentionOptions()
                             .scale(options.scale())
                             .dropout(is_training() ? options.dropout() : 0.0)
-                            .weights(weights.value_or(options.weights()))
+                            .weights(weights)
                             .weights_after_dropout(options.weights_after_dropout()),
-                        /*output_is_passing=*/true);
+                        /*output_is_passing=*/true, traced ? &statistics : nullptr);
   const auto output = detail::project_output(*this, *packed_weights_, heads_output);
+  if (traced) {
+    const auto leading = query.dim() == 2 ? std::vector<int64_t>{} : std::vector{sizes.batch};
+    const double scale =
+        options.scale().value_or(1 / std::sqrt(static_cast<double>(head_dim())));
+    const auto state = std::make_shared<detail::MapState>(q, k, resolved, scale, leading,
+                                                          std::move(statistics));
+    detail::record_map(*this, AttentionMap(state));
+    if (map) *map = state;
+  }
   if (query.dim() == 2) {
     return {output.squeeze(0), maps.defined() ? maps.squeeze(0) : maps};
   }

@@ -127,6 +127,33 @@ at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call)
   return kept.to(weights.scalar_type()).div_(1 - call.dropout);
 }
 
+// The scores before the softmax, and what they were made with.
+struct MaskedScores {
+  at::Tensor scores, allowed;  // blocked pairs hold any number; allowed undefined: all are
+  std::optional<GuardedProducts> guarded;
+};
+
+// Inputs are of one dtype, contiguous, since the products' rounding may depend on the strides.
+// The products are guarded whether or not a number is NaN, since the rounding may not depend on
+// that either.
+MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const ResolvedMask& mask, double scale) {
+  const auto [allowed, added] = densify(mask, query.scalar_type(), query.device());
+  MaskedScores result{{}, allowed, {}};
+  if (allowed.defined()) result.guarded.emplace(query * scale, key, value, allowed);
+  auto& scores = result.scores;
+  scores = result.guarded ? result.guarded->scores()
+                          : grouped_matmul(query * scale, key.transpose(-2, -1));
+  if (added.defined()) {
+    // Clamped, since the sum of two large finite terms must not become a block.
+    const double lowest = query.scalar_type() == at::kDouble
+                              ? std::numeric_limits<double>::lowest()
+                              : std::numeric_limits<float>::lowest();
+    scores = (scores + added).clamp_min(lowest);
+  }
+  return result;
+}
+
 }  // namespace
 
 AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
@@ -136,22 +163,9 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto result_dtype = query.scalar_type();
   const auto dtype = result_dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const auto [allowed, added] = densify(mask, dtype, query.device());
-  // Contiguous, since the products' rounding may depend on the strides, and guarded whether or
-  // not a number is NaN, since it may not depend on that either.
-  const auto q = query.to(dtype).contiguous(), k = key.to(dtype).contiguous();
   const auto v = value.to(dtype).contiguous();
-  std::optional<GuardedProducts> guarded;
-  if (allowed.defined()) guarded.emplace(q * call.scale, k, v, allowed);
-
-  auto scores =
-      guarded ? guarded->scores() : grouped_matmul(q * call.scale, k.transpose(-2, -1));
-  if (added.defined()) {
-    // Clamped, since the sum of two large finite terms must not become a block.
-    const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
-                                               : std::numeric_limits<float>::lowest();
-    scores = (scores + added).clamp_min(lowest);
-  }
+  const auto [scores, allowed, guarded] = masked_scores(
+      query.to(dtype).contiguous(), key.to(dtype).contiguous(), v, mask, call.scale);
   const auto weights = masked_softmax(scores, allowed);
   const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call) : weights;
   const auto output = guarded ? guarded->output(used) : grouped_matmul(used, v);
@@ -166,6 +180,15 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
       break;
   }
   return {output.to(result_dtype), returned.to(result_dtype)};
+}
+
+at::Tensor plain_scores(const at::Tensor& query, const at::Tensor& key,
+                        const ResolvedMask& mask, double scale) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto k = key.contiguous();
+  const auto result = masked_scores(query.contiguous(), k, k, mask, scale);
+  if (!result.allowed.defined()) return result.scores;
+  return result.scores.masked_fill(result.allowed.logical_not(), -infinity);
 }
 
 }  // namespace mha::detail

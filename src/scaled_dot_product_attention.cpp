@@ -1,11 +1,15 @@
+#include <mha/attention_map.h>
 #include <mha/scaled_dot_product_attention.h>
 
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <memory>
 #include <ostream>
+#include <utility>
 
 #include "attention.h"
+#include "attention_map_state.h"
 #include "resolved_mask.h"
 
 namespace mha {
@@ -67,6 +71,18 @@ void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tens
               value.size(-2), " in ", value.sizes());
 }
 
+detail::ResolvedMask resolve_for(const Mask& mask, const at::Tensor& query,
+                                 const at::Tensor& key) {
+  const auto leading = query.sizes().slice(0, query.dim() - 3);
+  const int64_t batch = c10::multiply_integers(leading);
+  return detail::resolve(mask, {leading, batch, query.size(-3), query.size(-2), key.size(-2)},
+                         query.device());
+}
+
+double scale_or_default(std::optional<double> scale, const at::Tensor& query) {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(-1))));
+}
+
 // Merges (or, if there are none, adds) the dimensions before the heads.
 at::Tensor with_one_batch(const at::Tensor& tensor, int64_t batch) {
   return tensor.reshape({batch, tensor.size(-3), tensor.size(-2), tensor.size(-1)});
@@ -98,17 +114,46 @@ AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::
                                              const AttentionOptions& options) {
   check_options(options);
   check_inputs(query, key, value);
-  const auto leading = query.sizes().slice(0, query.dim() - 3);
-  const int64_t batch = c10::multiply_integers(leading);
-  const auto resolved = detail::resolve(
-      mask, {leading, batch, query.size(-3), query.size(-2), key.size(-2)}, query.device());
+  const auto resolved = resolve_for(mask, query, key);
   if (query.dim() == 4) {
     return detail::attention(query, key, value, resolved, options);
   }
-  const auto result =
-      detail::attention(with_one_batch(query, batch), with_one_batch(key, batch),
-                        with_one_batch(value, batch), resolved, options);
+  const auto result = detail::attention(
+      with_one_batch(query, resolved.batch), with_one_batch(key, resolved.batch),
+      with_one_batch(value, resolved.batch), resolved, options);
+  const auto leading = query.sizes().slice(0, query.dim() - 3);
   return {with_leading(result.output, leading), with_leading(result.weights, leading)};
+}
+
+TracedAttention trace_scaled_dot_product_attention(const at::Tensor& query,
+                                                   const at::Tensor& key,
+                                                   const at::Tensor& value, const Mask& mask,
+                                                   const AttentionOptions& options) {
+  check_options(options);
+  check_inputs(query, key, value);
+  const auto resolved = resolve_for(mask, query, key);
+  const auto q = with_one_batch(query, resolved.batch);
+  const auto k = with_one_batch(key, resolved.batch);
+  const auto without_weights = AttentionOptions(options).weights(Weights::none);
+  detail::RowStatistics statistics;
+  const auto result =
+      detail::attention(q, k, with_one_batch(value, resolved.batch), resolved, without_weights,
+                        /*output_is_passing=*/false, &statistics);
+  const auto leading = query.sizes().slice(0, query.dim() - 3);
+  return {with_leading(result.output, leading),
+          AttentionMap(std::make_shared<detail::MapState>(
+              q, k, resolved, scale_or_default(options.scale(), query), leading.vec(),
+              std::move(statistics)))};
+}
+
+AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
+                           std::optional<double> scale) {
+  check_options(AttentionOptions().scale(scale));
+  check_inputs(query, key, key);
+  const auto resolved = resolve_for(mask, query, key);
+  state_ = std::make_shared<detail::MapState>(
+      with_one_batch(query, resolved.batch), with_one_batch(key, resolved.batch), resolved,
+      scale_or_default(scale, query), query.sizes().slice(0, query.dim() - 3).vec());
 }
 
 }  // namespace mha

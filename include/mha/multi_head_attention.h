@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mha/attention_map.h>
 #include <mha/mask.h>
 #include <mha/scaled_dot_product_attention.h>
 #include <torch/nn/cloneable.h>
@@ -102,6 +103,13 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
                           const at::Tensor& value = {}, const Mask& mask = {},
                           std::optional<Weights> weights = std::nullopt);
 
+  /// `forward` with the map beside the output: the weights that the output used, rebuilt where
+  /// they are asked for. Where attention is fused no (L, S) tensor is held. In training mode
+  /// the map is that before dropout. The output is that of `forward` with `Weights::none`, bit
+  /// for bit.
+  TracedAttention trace(const at::Tensor& query, const at::Tensor& key = {},
+                        const at::Tensor& value = {}, const Mask& mask = {});
+
   /// Registers the parameters, without values. Called once, by the constructor.
   void reset() override;
 
@@ -125,6 +133,11 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   at::Tensor bias_k, bias_v;
 
  private:
+  // `forward`; the map too if `map` is given.
+  AttentionOutput attend(const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const Mask& mask, Weights weights,
+                         std::shared_ptr<const detail::MapState>* map);
+
   // The projections' weights as the CPU kernels want them; noticed when they change.
   std::shared_ptr<detail::PackedWeights> packed_weights_;
 

@@ -121,6 +121,47 @@ struct LinearArgs {
   int64_t group, output_group;
 };
 
+/// Weights of attention over float32 that are rebuilt where they are wanted.
+struct MapSource {
+  int64_t batch, heads, kv_heads, queries, keys, head_dim;
+  float scale;
+  Rows<const float> query, key;
+  Rows<const float> row_maximum, row_factor;  // as the forward left them, at data[n][h][query]
+  KernelMask mask;
+};
+
+/// The weights, at data[n][h][query][key], or averaged over the heads at data[n][query][key].
+struct MapRows {
+  Rows<float> weights;
+  bool averaged;
+};
+
+/// What one walk over the weights can say: per row, (N, H, L), the entropy in nats, and over
+/// the keys that the mask speaks of the sums of weight * |query + shift - key| and of weight.
+struct MapSummary {
+  const float* log2_factor;  // (N, H, L), of row_factor; finite where that is 0
+  int64_t shift;
+  float *entropy, *distance, *placed;
+  int64_t chunk;    // queries of one task, a multiple of the tile
+  float* received;  // (N, H, chunks, S): the sum over a chunk's queries
+};
+
+/// Sums over cells: `rows` x `columns` of them share the queries and keys of each head evenly.
+struct MapPool {
+  int64_t rows, columns;
+  int64_t chunk;       // queries of one task, a multiple of the tile
+  int64_t chunk_rows;  // rows of cells that a chunk may touch, at most
+  float* sums;         // (N, H, chunks, chunk_rows, columns), from the chunk's first row on
+};
+
+/// The `count` largest weights of each row in descending order and their keys, (N, H, L, count)
+/// each. Weights of 0 have the key -1; a row of NaN gives NaN and -1.
+struct MapTop {
+  int64_t count;
+  float* values;
+  int64_t* keys;
+};
+
 /// The kernels of one ISA.
 struct Kernels {
   const char* name;
@@ -177,6 +218,15 @@ struct Kernels {
                           uint32_t threshold, float factor, float* factors);
   /// Whether none of `count` floats is NaN or infinite.
   bool (*all_finite)(const float* values, int64_t count);
+  /// Floats of scratch for `map_rows`, `map_summary` and `map_top`; for `map_pool`.
+  int64_t (*map_scratch)(const MapSource&);
+  int64_t (*map_pool_scratch)(const MapSource&, const MapPool&);
+  /// Computes one tile, numbered as those of `forward`.
+  void (*map_rows)(const MapSource&, const MapRows&, int64_t index, float* scratch);
+  void (*map_top)(const MapSource&, const MapTop&, int64_t index, float* scratch);
+  /// Computes one chunk of batch * heads * ceil(queries / chunk), chunk index fastest.
+  void (*map_summary)(const MapSource&, const MapSummary&, int64_t index, float* scratch);
+  void (*map_pool)(const MapSource&, const MapPool&, int64_t index, float* scratch);
 };
 
 const Kernels* generic_kernels();

@@ -29,6 +29,7 @@ namespace {
 #include "decode.h"
 #include "backward_passes.h"
 #include "attention_backward.h"
+#include "attention_map.h"
 #include "linear.h"
 #include "finite.h"
 // clang-format on
@@ -57,7 +58,13 @@ constexpr Kernels make_kernels(const char* name) {
           pack_weight,
           linear,
           dropout_factors,
-          all_finite};
+          all_finite,
+          map_scratch,
+          map_pool_scratch,
+          map_rows,
+          map_top,
+          map_summary,
+          map_pool};
 }
 
 }  // namespace

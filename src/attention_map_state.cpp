@@ -1,0 +1,158 @@
+#include "attention_map_state.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "attention_path.h"
+#include "kernel_attention.h"
+
+namespace mha::detail {
+namespace {
+
+template <typename Visit>
+void for_each_tensor(const MapState& state, const Visit& visit) {
+  visit("query", state.query);
+  visit("key", state.key);
+  const auto& mask = state.mask;
+  for (const auto* list :
+       {&mask.lengths, &mask.keep_keys, &mask.block_keys, &mask.keep, &mask.block, &mask.add}) {
+    for (const auto& tensor : *list) visit("mask", tensor);
+  }
+}
+
+// Inference tensors count no versions.
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+ResolvedMask without_gradient(ResolvedMask mask) {
+  for (auto& term : mask.add) term = term.detach();
+  return mask;
+}
+
+at::Tensor narrow_unless_shared(const at::Tensor& tensor, int64_t dim, int64_t from,
+                                int64_t count) {
+  return tensor.size(dim) == 1 && dim < 2 ? tensor : tensor.narrow(dim, from, count);
+}
+
+std::vector<std::vector<at::Tensor>*> pair_masks(ResolvedMask& mask) {
+  return {&mask.keep, &mask.block, &mask.add};
+}
+
+void shift_band(Band& band, int64_t by) {
+  if (band.low != -Band::open) band.low += by;
+  if (band.high != Band::open) band.high += by;
+}
+
+RowStatistics narrow_rows(const RowStatistics& statistics, int64_t dim, int64_t from,
+                          int64_t count) {
+  if (!statistics.maximum.defined()) return {};
+  return {statistics.maximum.narrow(dim, from, count),
+          statistics.factor.narrow(dim, from, count)};
+}
+
+}  // namespace
+
+MapView select_head(const MapView& view, int64_t head) {
+  MapView part = view;
+  const int64_t kv_head = head / (view.query.size(1) / view.key.size(1));
+  part.query = view.query.narrow(1, head, 1);
+  part.key = view.key.narrow(1, kv_head, 1);
+  part.statistics = narrow_rows(view.statistics, 1, head, 1);
+  part.mask.heads = 1;
+  for (auto* list : pair_masks(part.mask)) {
+    for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 1, head, 1);
+  }
+  return part;
+}
+
+MapView select_rows(const MapView& view, int64_t from, int64_t to) {
+  MapView part = view;
+  const int64_t count = to - from;
+  part.query = view.query.narrow(2, from, count);
+  part.statistics = narrow_rows(view.statistics, 2, from, count);
+  part.mask.queries = count;
+  shift_band(part.mask.band, from);
+  for (auto* list : pair_masks(part.mask)) {
+    for (auto& tensor : *list) tensor = tensor.narrow(2, from, count);
+  }
+  return part;
+}
+
+MapView select_keys(const MapView& view, int64_t from, int64_t to) {
+  MapView part = view;
+  const int64_t given = view.mask.keys, first = std::min(from, given);
+  const int64_t count = std::min(to, given) - first;
+  part.key = view.key.narrow(2, from, to - from);
+  part.mask.keys = count;
+  part.mask.extra_keys = to - from - count;
+  shift_band(part.mask.band, -first);
+  for (auto& lengths : part.mask.lengths) lengths = (lengths - first).clamp(0, count);
+  for (auto* list : {&part.mask.keep_keys, &part.mask.block_keys}) {
+    for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);
+  }
+  for (auto* list : pair_masks(part.mask)) {
+    for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);
+  }
+  return part;
+}
+
+MapState::MapState(at::Tensor query_, at::Tensor key_, ResolvedMask mask_, double scale_,
+                   std::vector<int64_t> leading_, RowStatistics statistics)
+    : query(std::move(query_)),
+      key(std::move(key_)),
+      mask(std::move(mask_)),
+      scale(scale_),
+      leading(std::move(leading_)),
+      lazy_(std::make_shared<LazyStatistics>()) {
+  lazy_->statistics = std::move(statistics);
+  for_each_tensor(*this, [this](const char*, const at::Tensor& tensor) {
+    versions_.push_back(version_of(tensor));
+  });
+}
+
+void MapState::check_unmodified() const {
+  auto version = versions_.begin();
+  for_each_tensor(*this, [&](const char* name, const at::Tensor& tensor) {
+    TORCH_CHECK(version_of(tensor) == *version, "AttentionMap: ", name,
+                ": expected a tensor as it was when the map was made, at version ", *version,
+                ", found it modified in place, at version ", version_of(tensor));
+    ++version;
+  });
+}
+
+const RowStatistics& MapState::statistics() const {
+  std::call_once(lazy_->once, [this] {
+    if (lazy_->statistics.maximum.defined()) return;
+    const at::NoGradGuard no_grad;
+    lazy_->statistics = row_statistics(query.to(at::kFloat), key.to(at::kFloat), mask, scale);
+  });
+  return lazy_->statistics;
+}
+
+MapView MapState::view() const {
+  check_unmodified();
+  const auto dtype = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  MapView view{query.to(dtype), key.to(dtype), mask, scale, {}};
+  // The values are not read; their head size is as good as the keys'.
+  const int64_t d = query.size(3);
+  if (choose_path(view.query.device(), dtype, d, d).path == Path::fused) {
+    view.statistics = statistics();
+  }
+  return view;
+}
+
+std::shared_ptr<const MapState> MapState::detach() const {
+  check_unmodified();
+  auto copy = std::make_shared<MapState>(query.detach(), key.detach(), without_gradient(mask),
+                                         scale, leading);
+  copy->lazy_ = lazy_;
+  return copy;
+}
+
+}  // namespace mha::detail
