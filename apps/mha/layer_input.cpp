@@ -23,44 +23,44 @@ std::string list_of(const detail::TensorEntries& entries) {
 }  // namespace
 
 at::Tensor LayerInput::tensor(const std::string& name, const std::string& option) {
-  TORCH_CHECK(file_.entries().count(name) > 0, option, ": expected the name of a tensor in ",
-              file_.path(), ", found '", name, "'; it holds ", list_of(file_.entries()));
+  TORCH_CHECK(file_->entries().count(name) > 0, option, ": expected the name of a tensor in ",
+              file_->path(), ", found '", name, "'; it holds ", list_of(file_->entries()));
   used_.insert(name);
-  return file_.read(name);
+  return file_->read(name);
 }
 
 LayerInput::Sequences LayerInput::sequences(const std::set<std::string>& other_names) const {
-  const auto has = [this](const char* name) { return file_.entries().count(name) > 0; };
+  const auto has = [this](const char* name) { return file_->entries().count(name) > 0; };
   if (has("query")) {
-    TORCH_CHECK(!has("x"), file_.path(), ": expected 'query' or 'x', found both");
-    TORCH_CHECK(has("key") == has("value"), file_.path(),
+    TORCH_CHECK(!has("x"), file_->path(), ": expected 'query' or 'x', found both");
+    TORCH_CHECK(has("key") == has("value"), file_->path(),
                 ": expected both 'key' and 'value' or neither, found only '",
                 has("key") ? "key" : "value", "'");
     return has("key") ? Sequences{"query", "key", "value"} : Sequences{"query", "", ""};
   }
   if (has("x")) return {"x", "", ""};
   std::vector<std::string> candidates;
-  for (const auto& [name, entry] : file_.entries()) {
+  for (const auto& [name, entry] : file_->entries()) {
     if (other_names.count(name) == 0) candidates.push_back(name);
   }
-  TORCH_CHECK(candidates.size() == 1, file_.path(),
+  TORCH_CHECK(candidates.size() == 1, file_->path(),
               ": expected a tensor 'query' or 'x', or a single tensor beside those of the mask "
               "options, found ",
-              list_of(file_.entries()));
+              list_of(file_->entries()));
   return {candidates.front(), "", ""};
 }
 
 at::Tensor LayerInput::sequence(const std::string& name, at::ScalarType dtype) {
   if (name.empty()) return {};
   const at::Tensor tensor = this->tensor(name, "--input");
-  TORCH_CHECK(tensor.scalar_type() == dtype, file_.path(), ": ", name, ": expected ",
+  TORCH_CHECK(tensor.scalar_type() == dtype, file_->path(), ": ", name, ": expected ",
               dtype_text(dtype), " like the weights, found ", dtype_text(tensor.scalar_type()));
   return tensor;
 }
 
 std::vector<std::string> LayerInput::unused() const {
   std::vector<std::string> names;
-  for (const auto& [name, entry] : file_.entries()) {
+  for (const auto& [name, entry] : file_->entries()) {
     if (used_.count(name) == 0) names.push_back(name);
   }
   return names;

@@ -1,8 +1,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <weights/safetensors.h>
+#include <weights/tensor_source.h>
 
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ class LayerInput {
     std::string query, key, value;
   };
 
-  explicit LayerInput(const std::string& path) : file_(path) {}
+  explicit LayerInput(const std::string& path) : file_(detail::open_tensors(path)) {}
 
   /// `query` with or without `key` and `value`, or `x`, or the file's only tensor that is not
   /// in `other_names`.
@@ -33,7 +34,7 @@ class LayerInput {
   std::vector<std::string> unused() const;
 
  private:
-  detail::SafetensorsFile file_;
+  std::unique_ptr<detail::TensorSource> file_;
   std::set<std::string> used_;
 };
 

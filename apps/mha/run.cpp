@@ -142,7 +142,7 @@ Command run_command(CLI::App& program) {
     app->add_option(name, path, what)->required()->type_name("FILE");
   };
   arguments->layer.add_to(*app, "--weights")->required();
-  file("--input", arguments->input, "safetensors file with the input");
+  file("--input", arguments->input, "File with the input, of safetensors or torch.save");
   file("--output", arguments->output, "safetensors file for `output` and `weights`");
   one_of(app->add_option("--maps", arguments->maps, "Which attention weights to write"),
          names_of(kMaps))

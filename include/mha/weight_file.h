@@ -29,7 +29,20 @@ struct WeightFileOptions {
   TORCH_ARG(std::optional<Layout>, layout);
 };
 
-/// Copies the weights of one layer from a safetensors file into `module`.
+/// Copies the weights of one layer from a file into `module`.
+///
+/// The file's content, not its name, tells the format:
+///
+/// | format       | written by                                                              |
+/// | ------------ | ----------------------------------------------------------------------- |
+/// | safetensors  | `save`, and Python's `safetensors`                                      |
+/// | `torch.save` | Python: `torch.save(module.state_dict(), path)`, PyTorch 1.6 or later; |
+/// |              | C++: `torch::save(module, path)`, of this module, of torch's, or of a   |
+/// |              | model that holds one                                                    |
+///
+/// In a file of `torch.save`, a tensor in a dictionary inside of another has the keys of both
+/// in its name: in the checkpoint `{"epoch": 3, "model": module.state_dict()}` the layer's
+/// prefix is `model`. Pickled modules, TorchScript and the form before PyTorch 1.6 are refused.
 ///
 /// Strict, and all or nothing: missing and unexpected tensors, shapes and dtypes that differ
 /// are all listed in one `c10::Error`, and the module is left as it was. Tensors outside the
@@ -38,9 +51,11 @@ struct WeightFileOptions {
 /// of heads that `save` left in the file must be the module's. Which parameters require
 /// gradients does not change.
 ///
-/// The file is data and may be hostile: every size and offset is checked before it is used, and
-/// only the layer's own tensors are read.
-/// Source of the format: https://github.com/huggingface/safetensors
+/// The file is data and may be hostile: nothing in it is executed (LibTorch's unpickler is not
+/// used), every size and offset is checked before it is used, and only the layer's own tensors
+/// are read. A safetensors header may have 16 MiB and some 40,000 tensors, a file of
+/// `torch.save` some 10,000.
+/// Source of the first format: https://github.com/huggingface/safetensors
 void load(MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options = {});
 
@@ -52,7 +67,7 @@ void load(MultiHeadAttention& module, const std::string& path,
 void save(const MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options = {});
 
-/// The options of the module that one layer of a safetensors file belongs to, so that
+/// The options of the module that one layer of a file belongs to, so that
 ///
 ///     MultiHeadAttention module(options_from_file(path, 12, where));
 ///     load(module, path, where);

@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "weights/safetensors_header.h"
+#include "weights/excerpt.h"
 
 namespace mha {
 
@@ -60,8 +60,7 @@ std::string list(const Strings& strings) {
 }
 
 // The prefixes of all layers in the file, or of those in one layout.
-std::set<std::string> layer_prefixes(const SafetensorsFile& file,
-                                     std::optional<Layout> wanted) {
+std::set<std::string> layer_prefixes(const TensorSource& file, std::optional<Layout> wanted) {
   std::set<std::string> prefixes;
   for (const Layout layout : kLayouts) {
     if (wanted && layout != *wanted) continue;
@@ -103,8 +102,7 @@ SizingNames sizing_names(Layout layout, bool packed) {
   return {"q_proj_weight", "k_proj_weight", "v_proj_weight", biases};
 }
 
-[[noreturn]] void fail_without_layer(const SafetensorsFile& file,
-                                     const WeightFileOptions& options,
+[[noreturn]] void fail_without_layer(const TensorSource& file, const WeightFileOptions& options,
                                      const std::vector<std::string>& names) {
   const auto prefixes = layer_prefixes(file, options.layout());
   std::ostringstream text;
@@ -123,7 +121,7 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-std::vector<std::string> names_at(const SafetensorsFile& file, const std::string& prefix) {
+std::vector<std::string> names_at(const TensorSource& file, const std::string& prefix) {
   std::vector<std::string> names;
   const std::string start = join(prefix, "");
   const auto& entries = file.entries();
@@ -138,7 +136,7 @@ bool is_ignored(Layout layout, const std::string& name) {
   return layout == Layout::bert && name.rfind("output.LayerNorm.", 0) == 0;
 }
 
-Layout find_layout(const SafetensorsFile& file, const WeightFileOptions& options) {
+Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
   const std::vector<std::string> names = names_at(file, options.prefix());
   std::vector<Layout> found;
   for (const Layout layout : kLayouts) {
@@ -201,7 +199,7 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
   return tensors;
 }
 
-ParameterShapes parameter_shapes_in(const SafetensorsFile& file, Layout layout,
+ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
                                     const std::string& prefix) {
   const auto shape_of = [&](const std::string& name) -> const std::vector<int64_t>* {
     const auto entry = file.entries().find(join(prefix, name));

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "weights/safetensors.h"
+#include "weights/tensor_source.h"
 
 namespace mha::detail {
 
@@ -28,12 +28,12 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
 /// The layout of the layer at the prefix: the one named in `options`, or the one whose names
 /// are there. Throws `c10::Error` that lists what lies there, and the prefixes at which the
 /// file does have a layer, if there is not exactly one.
-Layout find_layout(const SafetensorsFile& file, const WeightFileOptions& options);
+Layout find_layout(const TensorSource& file, const WeightFileOptions& options);
 
 /// The parameters of the layer at `prefix`, as its tensors tell them. A tensor that is missing
 /// is taken to be there in the usual shape, so that a comparison with the file finds it. Throws
 /// `c10::Error` if the shapes tell no layer.
-ParameterShapes parameter_shapes_in(const SafetensorsFile& file, Layout layout,
+ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
                                     const std::string& prefix);
 
 /// Whether the layout has a place for `name` outside of attention, which readers pass over.
@@ -43,6 +43,6 @@ bool is_ignored(Layout layout, const std::string& name);
 std::string join(const std::string& prefix, const std::string& name);
 
 /// The names in the file that stand at the prefix, without it.
-std::vector<std::string> names_at(const SafetensorsFile& file, const std::string& prefix);
+std::vector<std::string> names_at(const TensorSource& file, const std::string& prefix);
 
 }  // namespace mha::detail

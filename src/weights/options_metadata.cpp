@@ -5,7 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "weights/safetensors_header.h"
+#include "weights/excerpt.h"
 
 namespace mha::detail {
 namespace {

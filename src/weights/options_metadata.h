@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "weights/safetensors.h"
+#include "weights/tensor_source.h"
 
 namespace mha::detail {
 

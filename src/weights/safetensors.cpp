@@ -8,11 +8,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <system_error>
 #include <utility>
 
+#include "weights/excerpt.h"
 #include "weights/safetensors_header.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -24,20 +26,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kLengthSize = 8;  // the header's length, in front of it
-
-std::string last_error() {
-  return errno == 0 ? "unknown error" : std::generic_category().message(errno);
-}
-
-// A file, or a link to one: renaming a file over a device or a pipe would replace it.
-void check_regular_file(const std::string& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  TORCH_CHECK(fs::exists(status), path,
-              ": cannot be opened: ", error ? error.message() : "No such file or directory");
-  TORCH_CHECK(fs::is_regular_file(status), path, ": expected a regular file, found ",
-              fs::is_directory(status) ? "a directory" : "a device, pipe or socket");
-}
 
 /// Tensors in the order in which they are stored.
 using OrderedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -138,62 +126,35 @@ class TemporaryFile {
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
-  check_regular_file(path_);
-  errno = 0;
-  stream_.open(path_, std::ios::binary | std::ios::ate);
-  TORCH_CHECK(stream_.is_open(), path_, ": cannot be opened: ", last_error());
-  const auto file_size = static_cast<int64_t>(stream_.tellg());
-
-  std::array<unsigned char, kLengthSize> bytes{};
-  stream_.seekg(0);
-  stream_.read(reinterpret_cast<char*>(bytes.data()), kLengthSize);
-  TORCH_CHECK(stream_.gcount() == kLengthSize, path_,
-              ": expected the header's length in 8 bytes, ", "found a file of ", file_size,
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+  const int64_t file_size = file_.size();
+  TORCH_CHECK(file_size >= static_cast<int64_t>(kLengthSize), path,
+              ": expected the header's length in 8 bytes, found a file of ", file_size,
               " bytes");
+  std::array<unsigned char, kLengthSize> bytes{};
+  file_.read(0, bytes.data(), kLengthSize, "header");
   uint64_t header_size = 0;
   for (size_t i = kLengthSize; i-- > 0;) header_size = header_size << 8 | bytes[i];
-  TORCH_CHECK(header_size <= static_cast<uint64_t>(kMaxHeaderSize), path_,
+  TORCH_CHECK(header_size <= static_cast<uint64_t>(kMaxHeaderSize), path,
               ": header: expected a length of at most ", kMaxHeaderSize, " bytes, found ",
               header_size);
   data_start_ = static_cast<int64_t>(kLengthSize + header_size);
-  TORCH_CHECK(data_start_ <= file_size, path_, ": header: expected ", header_size,
+  TORCH_CHECK(data_start_ <= file_size, path, ": header: expected ", header_size,
               " bytes, found ", file_size - static_cast<int64_t>(kLengthSize), " in the file");
-
-  std::string text(header_size, '\0');
-  stream_.read(text.data(), static_cast<std::streamsize>(header_size));
-  TORCH_CHECK(stream_.gcount() == static_cast<std::streamsize>(header_size), path_,
-              ": header: expected ", header_size, " bytes, found ", stream_.gcount());
-  SafetensorsHeader header = parse_safetensors_header(path_, text, file_size - data_start_);
+  const std::string text = file_.read(kLengthSize, static_cast<int64_t>(header_size), "header");
+  SafetensorsHeader header = parse_safetensors_header(path, text, file_size - data_start_);
   entries_ = std::move(header.entries);
   metadata_ = std::move(header.metadata);
 }
 
 at::Tensor SafetensorsFile::read(const std::string& name) {
-  const auto found = entries_.find(name);
-  TORCH_CHECK(found != entries_.end(), path_, ": tensor ", excerpt(name), ": not in the file");
-  const TensorEntry& entry = found->second;
-  TORCH_CHECK(entry.dtype->type.has_value(), path_, ": tensor ", excerpt(name),
-              ": expected a dtype that can be read, found ", entry.dtype->name);
+  const TensorEntry& entry = readable(name);
   at::Tensor tensor =
       at::empty(entry.shape, at::TensorOptions().dtype(*entry.dtype->type).device(at::kCPU));
-  const auto size = static_cast<std::streamsize>(entry.end - entry.begin);
+  const int64_t size = entry.end - entry.begin;
   if (size == 0) return tensor;
-
-  stream_.clear();
-  stream_.seekg(data_start_ + entry.begin);
-  stream_.read(static_cast<char*>(tensor.data_ptr()), size);
-  TORCH_CHECK(stream_.gcount() == size, path_, ": tensor ", excerpt(name), ": expected ", size,
-              " bytes, found ", stream_.gcount(), ": the file was cut after it was opened");
-  if (entry.dtype->type == at::kBool) {
-    // Any other byte in a bool is undefined behaviour.
-    const auto* begin = static_cast<const unsigned char*>(tensor.data_ptr());
-    const auto* bad =
-        std::find_if(begin, begin + size, [](unsigned char byte) { return byte > 1; });
-    TORCH_CHECK(bad == begin + size, path_, ": tensor ", excerpt(name),
-                ": expected bytes 0 and 1 for BOOL, found ", static_cast<int>(*bad), " at ",
-                bad - begin);
-  }
+  file_.read(data_start_ + entry.begin, tensor.data_ptr(), size, "tensor " + excerpt(name));
+  if (entry.dtype->type == at::kBool) check_bools(name, tensor);
   return tensor;
 }
 

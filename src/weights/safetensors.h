@@ -3,45 +3,30 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <string>
-#include <vector>
 
-#include "weights/dtype.h"
+#include "weights/input_file.h"
+#include "weights/tensor_source.h"
 
 namespace mha::detail {
 
-/// Where one tensor lies in a file. `begin` and `end` count bytes from the end of the header.
-struct TensorEntry {
-  const DtypeInfo* dtype = nullptr;
-  std::vector<int64_t> shape;
-  int64_t begin = 0, end = 0;
-};
-
-using TensorEntries = std::map<std::string, TensorEntry>;
-using Metadata = std::map<std::string, std::string>;
-
-/// A safetensors file open for reading. The constructor checks the whole header, tensors are
-/// read one at a time when asked for, so a layer costs its own size and not that of the file.
-/// Not for use by two threads at once.
-class SafetensorsFile {
+/// A safetensors file open for reading. The constructor checks the whole header. `begin` and
+/// `end` of its entries count bytes from the end of the header.
+class SafetensorsFile : public TensorSource {
  public:
   /// Throws `c10::Error` that starts with the path and says what was expected and found, for a
   /// file that cannot be read and for anything that breaks the format.
-  explicit SafetensorsFile(std::string path);
+  explicit SafetensorsFile(const std::string& path);
 
-  const std::string& path() const { return path_; }
-  const TensorEntries& entries() const { return entries_; }
-  const Metadata& metadata() const { return metadata_; }
-
-  /// The tensor of that name, on the CPU, contiguous. Throws if there is none, if its dtype has
-  /// no counterpart in LibTorch, or if the file no longer holds it.
-  at::Tensor read(const std::string& name);
+  const std::string& path() const override { return file_.path(); }
+  std::string_view format() const override { return "safetensors"; }
+  const TensorEntries& entries() const override { return entries_; }
+  const Metadata& metadata() const override { return metadata_; }
+  at::Tensor read(const std::string& name) override;
 
  private:
-  std::string path_;
-  std::ifstream stream_;
+  InputFile file_;
   int64_t data_start_ = 0;
   TensorEntries entries_;
   Metadata metadata_;

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <vector>
 
+#include "weights/excerpt.h"
+
 namespace mha::detail {
 namespace {
 
@@ -66,6 +68,7 @@ class HeaderHandler {
 
   bool string(std::string& text) {
     if (place_ == Place::metadata) {
+      keep(inner_key_.size() + text.size() + sizeof(Metadata::value_type));
       header_.metadata.emplace(inner_key_, std::move(text));
     } else if (place_ == Place::entry && inner_key_ == "dtype") {
       entry_.dtype = find_dtype(text);
@@ -169,24 +172,37 @@ class HeaderHandler {
     fail("expected " + expected + ", found " + found);
   }
 
+  // Counts what is kept, with what a node of a map and an allocation cost beside it.
+  void keep(size_t bytes) {
+    kept_size_ += bytes + 64;
+    if (kept_size_ > kMaxKeptSize) {
+      TORCH_CHECK(false, path_, ": header: expected names, shapes and metadata of at most ",
+                  kMaxKeptSize, " bytes in all, found more");
+    }
+  }
+
   void finish_entry() {
     inner_key_.clear();
     if (!has_dtype_) fail("expected a dtype, found none");
     if (!has_shape_) fail("expected a shape, found none");
     if (!has_offsets_) fail("expected data_offsets, found none");
-    const auto offsets = "data_offsets [" + std::to_string(entry_.begin) + ", " +
-                         std::to_string(entry_.end) + "]";
-    if (entry_.begin > entry_.end) fail("expected begin <= end, found " + offsets);
+    const auto offsets = [this] {
+      return "data_offsets [" + std::to_string(entry_.begin) + ", " +
+             std::to_string(entry_.end) + "]";
+    };
+    if (entry_.begin > entry_.end) fail("expected begin <= end, found " + offsets());
     if (entry_.end > data_size_) {
       fail("expected the " + std::to_string(data_size_) + " bytes of data that the file has, " +
-           "found " + offsets);
+           "found " + offsets());
     }
     const int64_t size = byte_size();
     if (size != entry_.end - entry_.begin) {
       fail("expected " + std::to_string(size) + " bytes for " +
            std::string(entry_.dtype->name) + " " + c10::str(at::IntArrayRef(entry_.shape)) +
-           ", found " + std::to_string(entry_.end - entry_.begin) + " in " + offsets);
+           ", found " + std::to_string(entry_.end - entry_.begin) + " in " + offsets());
     }
+    keep(key_.size() + sizeof(TensorEntries::value_type) +
+         sizeof(int64_t) * entry_.shape.size());
     header_.entries.emplace(std::move(key_), std::move(entry_));
   }
 
@@ -213,6 +229,7 @@ class HeaderHandler {
   const std::string& path_;
   const int64_t data_size_;
   SafetensorsHeader header_;
+  size_t kept_size_ = 0;
   Place place_ = Place::file;
   std::string key_, inner_key_;  // of the tensor or of all metadata; of the place inside it
   TensorEntry entry_;
@@ -258,22 +275,6 @@ void check_coverage(const std::string& path, const TensorEntries& entries, int64
 }
 
 }  // namespace
-
-std::string excerpt(std::string_view text) {
-  constexpr size_t kMaxShown = 200;
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string shown = "'";
-  for (const char c : text.substr(0, kMaxShown)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f) {
-      shown.append("\\x").append({kHex[byte >> 4], kHex[byte & 15]});
-    } else {
-      shown.push_back(c);
-    }
-  }
-  if (text.size() > kMaxShown) shown += "...";
-  return shown + "'";
-}
 
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view text,
                                            int64_t data_size) {

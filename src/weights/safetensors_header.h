@@ -3,12 +3,15 @@
 #include <string>
 #include <string_view>
 
-#include "weights/safetensors.h"
+#include "weights/tensor_source.h"
 
 namespace mha::detail {
 
-/// The format's own limit on the header, in bytes.
-inline constexpr int64_t kMaxHeaderSize = 100'000'000;
+/// Limits on the header in bytes, stricter than the format's own of 100,000,000: on its text,
+/// and on what is kept of it, which is enough for 40,000 tensors. So a hostile file is refused
+/// within a second and 16 MiB.
+inline constexpr int64_t kMaxHeaderSize = 16 << 20;
+inline constexpr size_t kMaxKeptSize = 10 << 20;
 
 struct SafetensorsHeader {
   TensorEntries entries;
@@ -20,9 +23,5 @@ struct SafetensorsHeader {
 /// Throws `c10::Error` that starts with `path`.
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view text,
                                            int64_t data_size);
-
-/// `text` in single quotes for an error message: cut if it is long, and with `\\x1b` for bytes
-/// that are not printable ASCII, since a hostile file may address the terminal.
-std::string excerpt(std::string_view text);
 
 }  // namespace mha::detail

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "weights/excerpt.h"
 #include "weights/layout.h"
 #include "weights/options_metadata.h"
 #include "weights/safetensors.h"
-#include "weights/safetensors_header.h"
 
 namespace mha {
 namespace {
@@ -36,7 +36,7 @@ detail::ParameterShapes shapes_of(const Parameters& parameters) {
 
 // Throws one error with all the ways in which the layer at `prefix` differs from what is
 // expected. `num_heads` is compared with the metadata, which may be silent about it.
-void check_layer(const detail::SafetensorsFile& file, Layout layout, const std::string& prefix,
+void check_layer(const detail::TensorSource& file, Layout layout, const std::string& prefix,
                  const std::vector<LayoutTensor>& expected, std::string_view dtype,
                  std::optional<int64_t> num_heads) {
   constexpr size_t max_unexpected = 20;  // of a whole model that has no such prefix
@@ -102,7 +102,8 @@ std::string_view dtype_of(const Parameters& parameters, const std::string& path)
 void load(MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options) {
   const Parameters parameters = parameters_of(module, path);
-  detail::SafetensorsFile file(path);
+  const auto source = detail::open_tensors(path);
+  detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
   const auto tensors = detail::layout_tensors(path, layout, shapes_of(parameters));
   check_layer(file, layout, options.prefix(), tensors, dtype_of(parameters, path),
@@ -146,7 +147,8 @@ void save(const MultiHeadAttention& module, const std::string& path,
 MultiHeadAttentionOptions options_from_file(const std::string& path,
                                             std::optional<int64_t> num_heads,
                                             const WeightFileOptions& options) {
-  const detail::SafetensorsFile file(path);
+  const auto source = detail::open_tensors(path);
+  detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
   const auto shapes = detail::parameter_shapes_in(file, layout, options.prefix());
   const auto tensors = detail::layout_tensors(path, layout, shapes);

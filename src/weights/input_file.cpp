@@ -1,0 +1,50 @@
+#include "weights/input_file.h"
+
+#include <c10/util/Exception.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+namespace mha::detail {
+namespace fs = std::filesystem;
+
+std::string last_error() {
+  return errno == 0 ? "unknown error" : std::generic_category().message(errno);
+}
+
+// A device or a pipe may never end, and has no places to read at.
+void check_regular_file(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  TORCH_CHECK(fs::exists(status), path,
+              ": cannot be opened: ", error ? error.message() : "No such file or directory");
+  TORCH_CHECK(fs::is_regular_file(status), path, ": expected a regular file, found ",
+              fs::is_directory(status) ? "a directory" : "a device, pipe or socket");
+}
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  check_regular_file(path_);
+  errno = 0;
+  stream_.open(path_, std::ios::binary | std::ios::ate);
+  TORCH_CHECK(stream_.is_open(), path_, ": cannot be opened: ", last_error());
+  size_ = static_cast<int64_t>(stream_.tellg());
+}
+
+void InputFile::read(int64_t offset, void* to, int64_t size, std::string_view what) {
+  stream_.clear();
+  stream_.seekg(offset);
+  stream_.read(static_cast<char*>(to), static_cast<std::streamsize>(size));
+  TORCH_CHECK(stream_.gcount() == size, path_, ": ", what, ": expected ", size,
+              " bytes, found ", stream_.gcount(), ": the file was cut after it was opened");
+}
+
+std::string InputFile::read(int64_t offset, int64_t size, std::string_view what) {
+  TORCH_INTERNAL_ASSERT(offset >= 0 && size >= 0 && offset <= size_ && size <= size_ - offset);
+  std::string bytes(static_cast<size_t>(size), '\0');
+  read(offset, bytes.data(), size, what);
+  return bytes;
+}
+
+}  // namespace mha::detail

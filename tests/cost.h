@@ -1,0 +1,51 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+namespace mha::test {
+
+/// What a call costs: time, and how far this process's resident memory rose above what it was,
+/// in bytes. The memory is 0 under a sanitizer, which keeps freed memory and doubles the rest.
+struct Cost {
+  double seconds;
+  int64_t memory;
+};
+
+template <typename Call>
+Cost cost_of(Call call) {
+  const auto peak = [] {
+    std::ifstream status("/proc/self/status");
+    int64_t kilobytes = 0;
+    for (std::string word; status >> word;) {
+      if (word == "VmHWM:") status >> kilobytes;
+    }
+    return kilobytes * 1024;
+  };
+  malloc_trim(0);
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak starts anew
+  const int64_t before = peak();
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return {seconds.count(), 0 * before};
+#else
+  return {seconds.count(), peak() - before};
+#endif
+}
+
+/// Fails the test if the system does not let memory be measured.
+inline void check_that_memory_is_measured() {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  const Cost known = cost_of([] { const std::string text(32 << 20, 'x'); });
+  ASSERT_GE(known.memory, 31 << 20) << "memory cannot be measured here";
+#endif
+}
+
+}  // namespace mha::test

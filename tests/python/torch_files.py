@@ -1,0 +1,140 @@
+"""Writes the files that torch_file_test.cpp reads.
+
+    python torch_files.py DIRECTORY
+
+Each `NAME.pt` that can be read has a `NAME.safetensors` beside it with the same tensors, written
+by Python's safetensors. `refused/` holds those that must not be read.
+"""
+
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def dtypes():
+    values = torch.tensor([0.0, 1.0, 2.0, 77.0, 100.0, 127.0], dtype=torch.float64)
+    tensors = OrderedDict()
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        tensors[f"{name}.matrix"] = values.view(2, 3).to(dtype)
+        tensors[f"{name}.scalar"] = torch.ones((), dtype=dtype)
+        tensors[f"{name}.empty"] = torch.empty(2, 0, 3, dtype=dtype)
+    tensors["special.\u00e9"] = torch.tensor([float("inf"), -0.0, 1e-45])
+    return tensors
+
+
+def views():
+    base = torch.arange(24, dtype=torch.float32)
+    matrix = base.view(4, 6)
+    return {
+        "base": base,
+        "matrix": matrix,
+        "transposed": matrix.t(),
+        "column": matrix[:, 2],
+        "steps": matrix[1:3, ::2],
+        "element": base[5],
+        "overlapping": base[:8].unfold(0, 4, 2),
+        "repeated": base[3].expand(2, 3),
+        "nothing": base[24:],
+        "permuted": base.view(2, 3, 4).permute(2, 0, 1),
+    }
+
+
+def parameters():
+    with_state = nn.Parameter(torch.randn(3, 2))
+    with_state.origin = "an attribute"
+    return {
+        "trained": nn.Parameter(torch.randn(2, 3)),
+        "frozen": nn.Parameter(torch.randn(4), requires_grad=False),
+        "with_state": with_state,
+        "buffer": torch.randn(2),
+    }
+
+
+def checkpoint(module):
+    optimizer = torch.optim.Adam(module.parameters())
+    module(*[torch.randn(1, 2, 8)] * 3)[0].sum().backward()
+    optimizer.step()
+    return {
+        "epoch": 3,
+        "loss": 0.25,
+        "steps": 10**12,
+        "name": "run",
+        "none": None,
+        "flags": [True, (False, -1), {"inner": torch.ones(1)}],
+        5: torch.ones(2),
+        "model": {"state_dict": module.state_dict()},
+        "optimizer": optimizer.state_dict(),
+    }
+
+
+def write(directory, name, contents, expected):
+    torch.save(contents, directory / f"{name}.pt")
+    save_file(
+        {key: tensor.detach().clone().contiguous() for key, tensor in expected.items()},
+        directory / f"{name}.safetensors",
+    )
+
+
+def write_refused(directory):
+    directory.mkdir(exist_ok=True)
+    module = nn.MultiheadAttention(8, 2)
+    state = module.state_dict()
+    torch.save(state, directory / "legacy.pt", _use_new_zipfile_serialization=False)
+    torch.save(state, directory / "protocol_4.pt", pickle_protocol=4)
+    torch.save(module, directory / "module.pt")
+    torch.jit.script(nn.Linear(2, 2)).save(directory / "torch_script.pt")
+    torch.save(torch.ones(2), directory / "tensor.pt")
+    torch.save([torch.ones(2)], directory / "list.pt")
+    torch.save({"a": numpy.ones(2)}, directory / "numpy.pt")
+    torch.save({"a": torch.ones(1).expand(1000)}, directory / "expanded.pt")
+    torch.save({"a": torch.ones(2, dtype=torch.cfloat).conj().imag}, directory / "negative.pt")
+    torch.save({"a": torch.ones(2).to_sparse()}, directory / "sparse.pt")
+    torch.save(
+        {"a": torch.ones(2), "b": {"c": torch.ones(2)}, "b.c": torch.ones(2)},
+        directory / "twice.pt",
+    )
+
+
+def main():
+    directory = Path(sys.argv[1])
+    directory.mkdir(exist_ok=True)
+    torch.manual_seed(5)
+    torch.set_num_threads(1)
+    write(directory, "dtypes", dtypes(), dtypes())
+    write(directory, "views", views(), views())
+    tensors = parameters()
+    write(directory, "parameters", tensors, tensors)
+    packed = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+    write(directory, "packed", packed.state_dict(), packed.state_dict())
+    apart = nn.MultiheadAttention(8, 2, kdim=3, vdim=5, bias=False, dtype=torch.float64)
+    write(directory, "apart", apart.state_dict(), apart.state_dict())
+    module = nn.MultiheadAttention(8, 2)
+    contents = checkpoint(module)
+    expected = {f"model.state_dict.{k}": v for k, v in module.state_dict().items()}
+    write(directory, "checkpoint", contents, expected)
+    other = {"complex": torch.ones(2, dtype=torch.cfloat), "unsigned": torch.ones(3).to(torch.uint16)}
+    torch.save(other, directory / "other_dtypes.pt")
+    write_refused(directory / "refused")
+
+
+if __name__ == "__main__":
+    main()
