@@ -28,10 +28,9 @@ bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) 
 // Memory for (N, T + extra, H, D) in an order that suits the attention kernels: heads outside,
 // where the projection can write them so.
 template <typename Allocate>
-at::Tensor allocate_heads(const at::Tensor& tokens, const MultiHeadAttentionImpl& module,
-                          int64_t extra, const Allocate& allocate) {
+at::Tensor allocate_heads(const at::Tensor& tokens, int64_t h, int64_t d, int64_t extra,
+                          const Allocate& allocate) {
   const int64_t n = tokens.size(0), t = tokens.size(1) + extra;
-  const int64_t h = module.options.num_heads(), d = module.head_dim();
   const bool heads_outside = d % 16 == 0;
   return heads_outside ? allocate({n, h, t, d}).transpose(1, 2) : allocate({n, t, h, d});
 }
@@ -50,17 +49,18 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   const auto key = tokens.key.is_same(tokens.query) ? query : tokens.key.to(at::kFloat);
   const auto value = tokens.value.is_same(tokens.key) ? key : tokens.value.to(at::kFloat);
   const int64_t keys = key.size(1);
-  const auto q = allocate_heads(query, module, 0, recycled);
-  const auto k = allocate_heads(key, module, extra, recycled);
-  const auto v = allocate_heads(value, module, extra, recycled);
+  const int64_t h = options.num_heads(), kv_heads = module.num_kv_heads(),
+                d = module.head_dim();
+  const auto q = allocate_heads(query, h, d, 0, recycled);
+  const auto k = allocate_heads(key, kv_heads, d, extra, recycled);
+  const auto v = allocate_heads(value, kv_heads, d, extra, recycled);
   project({{query, module.W_q.get(), 0, whole_rows(q)},
            {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
            {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
           cache);
   if (options.add_bias_kv()) {
-    const int64_t h = options.num_heads(), d = module.head_dim();
-    k.select(1, keys).copy_(module.bias_k.view({1, h, d}));
-    v.select(1, keys).copy_(module.bias_v.view({1, h, d}));
+    k.select(1, keys).copy_(module.bias_k.view({1, kv_heads, d}));
+    v.select(1, keys).copy_(module.bias_v.view({1, kv_heads, d}));
   }
   if (options.add_zero_attn()) {
     k.select(1, keys + extra - 1).zero_();
@@ -72,9 +72,10 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
 // One layer with gradients: (N, T, H, D).
 at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at::Tensor& tokens,
                             const MultiHeadAttentionImpl& module, PackedWeights& cache) {
-  const std::vector<int64_t> split{module.options.num_heads(), module.head_dim()};
+  const int64_t d = module.head_dim(), h = layer.weight.size(0) / d;
+  const std::vector<int64_t> split{h, d};
   if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
-  const auto heads = whole_rows(allocate_heads(tokens, module, 0, [&](at::IntArrayRef sizes) {
+  const auto heads = whole_rows(allocate_heads(tokens, h, d, 0, [&](at::IntArrayRef sizes) {
     return at::empty(sizes, tokens.options());
   }));
   const auto output = project_recorded({tokens, &layer, slot, heads}, cache);

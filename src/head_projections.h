@@ -11,7 +11,7 @@ struct Tokens {
   at::Tensor query, key, value;
 };
 
-/// Projected and split into heads, (N, H, T, D) each.
+/// Projected and split into heads: (N, H, L, D), and (N, Hk, S, D) twice.
 struct Heads {
   at::Tensor query, key, value;
 };

@@ -59,6 +59,12 @@ void check_options(const MultiHeadAttentionOptions& options) {
                 options.d_model(), ", found ", options.num_heads(),
                 "; set head_dim to choose the head size freely");
   }
+  if (options.num_kv_heads()) {
+    check_positive("num_kv_heads", *options.num_kv_heads());
+    TORCH_CHECK(options.num_heads() % *options.num_kv_heads() == 0,
+                "MultiHeadAttentionOptions: num_kv_heads: expected a divisor of num_heads = ",
+                options.num_heads(), ", found ", *options.num_kv_heads());
+  }
   if (options.kdim()) check_positive("kdim", *options.kdim());
   if (options.vdim()) check_positive("vdim", *options.vdim());
   TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,

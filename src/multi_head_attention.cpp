@@ -97,18 +97,23 @@ int64_t MultiHeadAttentionImpl::head_dim() const {
   return options.head_dim().value_or(options.d_model() / options.num_heads());
 }
 
+int64_t MultiHeadAttentionImpl::num_kv_heads() const {
+  return options.num_kv_heads().value_or(options.num_heads());
+}
+
 void MultiHeadAttentionImpl::reset() {
   detail::check_options(options);
   const int64_t d_model = options.d_model(), inner = options.num_heads() * head_dim();
+  const int64_t kv_inner = num_kv_heads() * head_dim();
   W_q = register_module("W_q", undrawn_linear(d_model, inner, options));
-  W_k =
-      register_module("W_k", undrawn_linear(options.kdim().value_or(d_model), inner, options));
-  W_v =
-      register_module("W_v", undrawn_linear(options.vdim().value_or(d_model), inner, options));
+  W_k = register_module("W_k",
+                        undrawn_linear(options.kdim().value_or(d_model), kv_inner, options));
+  W_v = register_module("W_v",
+                        undrawn_linear(options.vdim().value_or(d_model), kv_inner, options));
   W_o = register_module("W_o", undrawn_linear(inner, d_model, options));
   if (options.add_bias_kv()) {
-    bias_k = register_parameter("bias_k", at::empty({1, 1, inner}, tensor_options(options)));
-    bias_v = register_parameter("bias_v", at::empty({1, 1, inner}, tensor_options(options)));
+    bias_k = register_parameter("bias_k", at::empty({1, 1, kv_inner}, tensor_options(options)));
+    bias_v = register_parameter("bias_v", at::empty({1, 1, kv_inner}, tensor_options(options)));
   }
 }
 
@@ -198,7 +203,8 @@ std::shared_ptr<torch::nn::Module> MultiHeadAttentionImpl::clone(
 
 void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "mha::MultiHeadAttention(d_model=" << options.d_model()
-         << ", num_heads=" << options.num_heads() << ", head_dim=" << head_dim()
+         << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << num_kv_heads()
+         << ", head_dim=" << head_dim()
          << ", kdim=" << options.kdim().value_or(options.d_model())
          << ", vdim=" << options.vdim().value_or(options.d_model())
          << ", bias=" << options.bias() << ", dropout=" << options.dropout()

@@ -54,6 +54,10 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
   TORCH_CHECK(head_dim * options.num_heads() == options.d_model(),
               "to_torch: head_dim: expected d_model / num_heads = ", options.d_model(), " / ",
               options.num_heads(), ", which is all that torch's module has, found ", head_dim);
+  TORCH_CHECK(options.num_kv_heads().value_or(options.num_heads()) == options.num_heads(),
+              "to_torch: num_kv_heads: expected num_heads = ", options.num_heads(),
+              ", which is all that torch's module has, found ",
+              options.num_kv_heads().value_or(0));
   const double default_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   TORCH_CHECK(!options.scale() || *options.scale() == default_scale,
               "to_torch: scale: expected 1 / sqrt(head_dim) = ", default_scale,

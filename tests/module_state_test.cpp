@@ -226,10 +226,10 @@ TEST(ModuleStateTest, PrettyPrintShowsEveryOption) {
   };
   const auto defaults = text(options());
   for (const char* part :
-       {"mha::MultiHeadAttention(", "d_model=12", "num_heads=3", "head_dim=4", "kdim=12",
-        "vdim=12", "bias=true", "dropout=0", "add_bias_kv=false", "add_zero_attn=false",
-        "batch_first=true", "scale=0.5", "weights=per_head", "weights_after_dropout=false",
-        "dtype=Float", "device=cpu"}) {
+       {"mha::MultiHeadAttention(", "d_model=12", "num_heads=3", "num_kv_heads=3", "head_dim=4",
+        "kdim=12", "vdim=12", "bias=true", "dropout=0", "add_bias_kv=false",
+        "add_zero_attn=false", "batch_first=true", "scale=0.5", "weights=per_head",
+        "weights_after_dropout=false", "dtype=Float", "device=cpu"}) {
     EXPECT_TRUE(test::has_word(defaults, part)) << part << " in " << defaults;
   }
   const auto others = text(options()

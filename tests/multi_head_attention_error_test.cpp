@@ -29,6 +29,7 @@ TEST(RefusedOptionsTest, SizesBelowOne) {
     EXPECT_TRUE(refused_options(MultiHeadAttentionOptions(size, 3), {"d_model", found}));
     EXPECT_TRUE(refused_options(options().num_heads(size), {"num_heads", found}));
     EXPECT_TRUE(refused_options(options().head_dim(size), {"head_dim", found}));
+    EXPECT_TRUE(refused_options(options().num_kv_heads(size), {"num_kv_heads", found}));
     EXPECT_TRUE(refused_options(options().kdim(size), {"kdim", found}));
     EXPECT_TRUE(refused_options(options().vdim(size), {"vdim", found}));
   }
@@ -44,6 +45,12 @@ TEST(RefusedOptionsTest, SizesWhoseProductOverflows) {
 TEST(RefusedOptionsTest, HeadsThatDoNotDivideTheModelUnlessTheHeadSizeIsGiven) {
   EXPECT_TRUE(refused_options(options().num_heads(5), {"num_heads", "12", "5"}));
   EXPECT_NO_THROW(MultiHeadAttention(options().num_heads(5).head_dim(4)));
+}
+
+TEST(RefusedOptionsTest, KeyHeadsThatDoNotDivideTheHeads) {
+  EXPECT_TRUE(refused_options(options().num_kv_heads(2), {"num_kv_heads", "3", "2"}));
+  EXPECT_TRUE(refused_options(options().num_kv_heads(6), {"num_kv_heads", "3", "6"}));
+  EXPECT_NO_THROW(MultiHeadAttention(options().num_kv_heads(1)));
 }
 
 TEST(RefusedOptionsTest, DropoutThatIsNoProbability) {

@@ -77,6 +77,58 @@ TEST(MultiHeadAttentionTest, AppendedKeysAreOpenToEveryQueryWhateverTheMaskSays)
   }
 }
 
+// A head size of 16 lays the heads out in another way than other sizes.
+TEST(MultiHeadAttentionTest, GroupedHeadsEqualTheOracleWithEveryOptionOfItsSizes) {
+  for (const int64_t head_dim : {3, 16}) {
+    for (const int64_t kv_heads : {1, 2, 3, 6}) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+        for (const bool recorded : {false, true}) {
+          auto module = module_with(MultiHeadAttentionOptions(12, 6)
+                                        .head_dim(head_dim)
+                                        .num_kv_heads(kv_heads)
+                                        .kdim(5)
+                                        .add_bias_kv(true)
+                                        .add_zero_attn(true)
+                                        .dtype(dtype));
+          EXPECT_EQ(module->W_k->weight.sizes(),
+                    at::IntArrayRef({kv_heads * head_dim, int64_t{5}}));
+          EXPECT_EQ(module->W_v->weight.sizes(),
+                    at::IntArrayRef({kv_heads * head_dim, int64_t{12}}));
+          EXPECT_EQ(module->bias_k.size(2), kv_heads * head_dim);
+          const at::AutoGradMode mode(recorded);
+          const Inputs in{at::randn({2, 4, 12}, dtype), at::randn({2, 5, 5}, dtype),
+                          at::randn({2, 5, 12}, dtype)};
+          expect_oracle(module, in, Mask::causal());
+        }
+      }
+    }
+  }
+}
+
+// Head by head, what a module with a pair for each head would have.
+TEST(MultiHeadAttentionTest, GroupedHeadsEqualRepeatedOnes) {
+  auto grouped = module_with(MultiHeadAttentionOptions(12, 6).num_kv_heads(2));
+  auto repeated = module_with(MultiHeadAttentionOptions(12, 6));
+  {
+    const torch::NoGradGuard no_grad;
+    const auto repeat = [](const at::Tensor& rows) {  // (2 heads of size 2, ...) to 6 heads
+      return rows.unflatten(0, {2, 2}).repeat_interleave(3, 0).flatten(0, 1);
+    };
+    for (const auto& [to, from] :
+         {std::pair{repeated->W_k, grouped->W_k}, std::pair{repeated->W_v, grouped->W_v}}) {
+      to->weight.copy_(repeat(from->weight));
+      to->bias.copy_(repeat(from->bias));
+    }
+    repeated->W_q = grouped->W_q;
+    repeated->W_o = grouped->W_o;
+  }
+  const auto x = at::randn({2, 7, 12});
+  const auto expected = repeated(x, at::Tensor(), at::Tensor(), Mask::causal());
+  const auto actual = grouped(x, at::Tensor(), at::Tensor(), Mask::causal());
+  EXPECT_TRUE(is_close(actual.output, expected.output, rounding));
+  EXPECT_TRUE(is_close(actual.weights, expected.weights, rounding));
+}
+
 TEST(MultiHeadAttentionTest, SelfAttentionIsACallWithOneTensor) {
   auto module = module_with(options());
   const auto x = at::randn({2, 4, 12});

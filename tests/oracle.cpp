@@ -130,7 +130,7 @@ at::Tensor sum_extra_row(const at::Tensor& heads, int64_t T) {
 
 /// The module's way from its inputs to the core's.
 struct ProjectedCall {
-  at::Tensor query, key, value;  // (N, H, L, D), (N, H, S + appended, D) twice
+  at::Tensor query, key, value;  // (N, H, L, D), (N, Hk, S + appended, D) twice
   DenseMask mask;
   double scale;
 };
@@ -138,13 +138,13 @@ struct ProjectedCall {
 ProjectedCall project_call(const MultiHeadAttention& module, const at::Tensor& query,
                            const at::Tensor& key, const at::Tensor& value, const Mask& mask) {
   const auto& options = module->options;
-  const auto H = options.num_heads();
+  const auto H = options.num_heads(), Hk = options.num_kv_heads().value_or(H);
   const auto bias_k = options.add_bias_kv() ? module->bias_k : at::Tensor();
   const auto bias_v = options.add_bias_kv() ? module->bias_v : at::Tensor();
   ProjectedCall call;
   call.query = split_heads(project(query, module->W_q), H);
-  call.key = split_heads(project(key, module->W_k), H, bias_k, options.add_zero_attn());
-  call.value = split_heads(project(value, module->W_v), H, bias_v, options.add_zero_attn());
+  call.key = split_heads(project(key, module->W_k), Hk, bias_k, options.add_zero_attn());
+  call.value = split_heads(project(value, module->W_v), Hk, bias_v, options.add_zero_attn());
   call.mask = dense_mask(mask, query.size(0), H, query.size(1), key.size(1),
                          call.key.size(2) - key.size(1));
   call.scale = options.scale().value_or(1 / std::sqrt(static_cast<double>(call.query.size(3))));

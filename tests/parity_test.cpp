@@ -116,8 +116,9 @@ bool builtin_can_express(const Configuration& c, const CallData& data) {
   const bool mask_has_batch =
       c.attention_mask == Kind::add_batch || c.attention_mask == Kind::add_heads ||
       c.attention_mask == Kind::add_full || c.attention_mask == Kind::block_heads;
-  return !c.options.head_dim() && !c.options.scale() && c.kdim == c.vdim && !mask_has_batch &&
-         count_dead_rows(data.dense) == 0;
+  const bool grouped = c.options.num_kv_heads().value_or(c.H) != c.H;
+  return !grouped && !c.options.head_dim() && !c.options.scale() && c.kdim == c.vdim &&
+         !mask_has_batch && count_dead_rows(data.dense) == 0;
 }
 
 CallResult call_builtin(torch::nn::MultiheadAttention& module, const Configuration& c,
@@ -299,6 +300,7 @@ TEST(ParityCoverageTest, EveryOptionIsSeenAndHalfOfTheCallsAreComparedWithTheBui
     count("kdim != vdim", c.kdim != c.vdim, false);
     count("head_dim", o.head_dim().has_value(), false);
     count("scale", o.scale().has_value(), false);
+    count("grouped heads", o.num_kv_heads().value_or(c.H) != c.H, false);
     count("add_bias_kv", o.add_bias_kv());
     count("add_zero_attn", o.add_zero_attn());
     count("add_bias_kv and add_zero_attn", c.open_keys == 2);

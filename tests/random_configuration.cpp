@@ -142,6 +142,14 @@ Configuration draw_configuration(uint64_t seed) {
   c.padding =
       random.pick<PaddingKind>({PaddingKind::none, PaddingKind::none, PaddingKind::block_keys,
                                 PaddingKind::keep_keys, PaddingKind::lengths});
+
+  // torch's module has no grouped heads either: mostly where it cannot be compared anyway.
+  const bool comparable = !c.options.head_dim() && !c.options.scale() && c.kdim == c.vdim;
+  if (random.chance(comparable ? 0.05 : 0.5)) {
+    int64_t kv_heads = random.between(1, c.H);
+    while (c.H % kv_heads != 0) --kv_heads;
+    c.options.num_kv_heads(kv_heads);
+  }
   return c;
 }
 

@@ -195,6 +195,10 @@ TEST(TorchConversionTest, AnOptionThatTorchLacksIsRefused) {
       refused(MultiHeadAttentionOptions(options).head_dim(5), {"head_dim", "12", "3", "5"}));
   EXPECT_TRUE(
       refused(MultiHeadAttentionOptions(options).scale(0.25), {"scale", "0.5", "0.25"}));
+  EXPECT_TRUE(
+      refused(MultiHeadAttentionOptions(options).num_kv_heads(1), {"num_kv_heads", "3", "1"}));
+  EXPECT_NO_THROW(
+      to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).num_kv_heads(3))));
   EXPECT_NO_THROW(to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).scale(0.5))));
   EXPECT_NO_THROW(to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).head_dim(4))));
 }

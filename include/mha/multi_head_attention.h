@@ -30,6 +30,9 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(int64_t, num_heads);
   /// Size D of one head. Default: d_model / num_heads, which must then divide.
   TORCH_ARG(std::optional<int64_t>, head_dim);
+  /// Number of key and value heads Hk, which divides num_heads: query head h uses key/value
+  /// head h / (H / Hk). Default: num_heads, a pair for each.
+  TORCH_ARG(std::optional<int64_t>, num_kv_heads);
   /// Width of key. Default: d_model.
   TORCH_ARG(std::optional<int64_t>, kdim);
   /// Width of value. Default: d_model.
@@ -38,7 +41,8 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(bool, bias) = true;
   /// Probability in [0, 1] with which a weight is dropped in training mode.
   TORCH_ARG(double, dropout) = 0.0;
-  /// Append one learned key and value, `bias_k` and `bias_v`, (1, 1, H * D), to every sequence.
+  /// Append one learned key and value, `bias_k` and `bias_v`, (1, 1, Hk * D), to every
+  /// sequence.
   TORCH_ARG(bool, add_bias_kv) = false;
   /// Append one key and value of zeros to every sequence.
   TORCH_ARG(bool, add_zero_attn) = false;
@@ -61,23 +65,27 @@ struct MultiHeadAttentionOptions {
 ///     head_h = softmax(scale * (query W_q)_h (key W_k)_h^T) (value W_v)_h
 ///     output = concat(head_0 .. head_{H-1}) W_o
 ///
+/// With `num_kv_heads` below num_heads, groups of query heads share one key/value head, which
+/// is never copied: (key W_k)_h is then that of head h / (H / Hk).
+///
 /// Parameters, in the order in which they are created, with `torch.nn.Linear`'s initialisation,
 /// so that one seed gives the numbers that the same four `nn.Linear` give in Python:
 ///
 /// | name             | shape                                   |
 /// | ---------------- | --------------------------------------- |
 /// | `W_q`            | Linear(d_model -> H * D)                |
-/// | `W_k`            | Linear(kdim -> H * D)                   |
-/// | `W_v`            | Linear(vdim -> H * D)                   |
+/// | `W_k`            | Linear(kdim -> Hk * D)                  |
+/// | `W_v`            | Linear(vdim -> Hk * D)                  |
 /// | `W_o`            | Linear(H * D -> d_model)                |
-/// | `bias_k, bias_v` | (1, 1, H * D), with `add_bias_kv`       |
+/// | `bias_k, bias_v` | (1, 1, Hk * D), with `add_bias_kv`      |
 ///
 /// The appended keys of `add_bias_kv` and `add_zero_attn` (in this order) come after the S
 /// given ones and are open to every query whatever the mask says; the weights then have S + 1
 /// or S + 2 columns. Masks always refer to the S given keys.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; the meaning of the
-/// options is that of `torch.nn.MultiheadAttention`.
+/// options is that of `torch.nn.MultiheadAttention`. Grouped heads: Ainslie et al., "GQA",
+/// 2023.
 class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImpl> {
  public:
   /// Throws `c10::Error` naming the first option that has no sensible meaning.
@@ -127,6 +135,8 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
 
   /// Size D of one head.
   int64_t head_dim() const;
+  /// Number Hk of key and value heads.
+  int64_t num_kv_heads() const;
 
   MultiHeadAttentionOptions options;
   torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr};

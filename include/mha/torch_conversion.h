@@ -15,7 +15,8 @@ MultiHeadAttention from_torch(const torch::nn::MultiheadAttention& module);
 /// does. Where torch packs the three input projections into one parameter, it is frozen only if
 /// all three are. Draws no random numbers.
 /// Throws `c10::Error` if torch's module cannot express an option: `head_dim` other than
-/// d_model / num_heads, or a `scale` other than 1 / sqrt(head_dim).
+/// d_model / num_heads, `num_kv_heads` other than num_heads, or a `scale` other than
+/// 1 / sqrt(head_dim).
 torch::nn::MultiheadAttention to_torch(const MultiHeadAttention& module);
 
 }  // namespace mha
