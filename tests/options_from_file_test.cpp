@@ -125,13 +125,14 @@ TEST(OptionsFromFileTest, ALayerThatIsNotWholeGivesNoOptions) {
   EXPECT_EQ(error_without(Layout::native, {{"W_q.weight", torch::zeros({0, 4})}}),
             "tensor 'W_q.weight': expected 2 dimensions above 0, found [0, 4]");
   EXPECT_EQ(error_without(Layout::native, {{"W_v.weight", torch::zeros({4, 4}, at::kHalf)}}),
-            native + "dtype of 'W_v.weight': expected F32, found F16");
+            native +
+                "dtype of 'W_v.weight': expected F32, found F16, which convert_dtype(true) "
+                "would convert");
   EXPECT_EQ(error_without(Layout::torch, {{"in_proj_weight", torch::zeros({8, 4})}}),
             "the torch layer at prefix '' does not fit:\n"
             "  shape of 'in_proj_weight': expected [12, 4], found [8, 4]");
-  EXPECT_EQ(
-      error_without(Layout::torch, {{"in_proj_weight", torch::zeros({12, 4}, at::kLong)}}),
-      "the torch layer at prefix '': expected a floating dtype, found I64");
+  EXPECT_EQ(error_without(Layout::torch, {{"in_proj_bias", torch::zeros({12}, at::kLong)}}),
+            "the torch layer at prefix '': expected a floating dtype, found I64");
   EXPECT_EQ(error_without(Layout::torch,
                           {{"in_proj_weight", none}, {"q_proj_weight", torch::zeros({6, 4})}}),
             "the torch layout needs num_heads * head_dim = d_model, found 6 and 4");

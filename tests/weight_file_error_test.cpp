@@ -57,9 +57,11 @@ TEST(WeightFileErrorTest, AllProblemsAreInOneErrorAndTheModuleIsUntouched) {
             "  shape of 'p.W_k.weight': expected [4, 4], found [4, 5]\n"
             "  missing: 'p.W_o.bias', F32 [4]\n"
             "  shape of 'p.W_o.weight': expected [4, 4], found [5, 4]\n"
-            "  dtype of 'p.W_o.weight': expected F32, found F16\n"
+            "  dtype of 'p.W_o.weight': expected F32, found F16, which convert_dtype(true) "
+            "would convert\n"
             "  missing: 'p.W_q.bias', F32 [4]\n"
-            "  dtype of 'p.W_v.bias': expected F32, found F64\n"
+            "  dtype of 'p.W_v.bias': expected F32, found F64, which convert_dtype(true) "
+            "would convert\n"
             "  unexpected: 'p.W_q.extra'\n"
             "  unexpected: 'p.bias_k'\n"
             "  num_heads: expected 2, found 4 in the metadata");

@@ -83,12 +83,37 @@ inline std::vector<LayoutCase> layout_cases() {
   free_heads_bert.head_dim(5);
   auto plain_no_bias = plain;
   plain_no_bias.bias(false);
-  return {
-      {plain, Layout::native},         {everything, Layout::native}, {no_bias, Layout::native},
-      {free_heads, Layout::native},    {plain, Layout::torch},       {packed, Layout::torch},
-      {plain_no_bias, Layout::torch},  {everything, Layout::torch},  {no_bias, Layout::torch},
-      {plain, Layout::bert},           {other_widths, Layout::bert}, {no_bias, Layout::bert},
-      {free_heads_bert, Layout::bert}, {plain_no_bias, Layout::bert}};
+  auto grouped = MultiHeadAttentionOptions(12, 6).num_kv_heads(2);
+  auto grouped_everything = grouped;
+  grouped_everything.head_dim(5).kdim(7).vdim(8).bias(false);
+  auto grouped_bias_kv = grouped;
+  grouped_bias_kv.add_bias_kv(true);
+  return {{plain, Layout::gpt2},
+          {plain_no_bias, Layout::gpt2},
+          {plain, Layout::vit},
+          {plain_no_bias, Layout::vit},
+          {plain, Layout::llama},
+          {other_widths, Layout::llama},
+          {no_bias, Layout::llama},
+          {free_heads_bert, Layout::llama},
+          {grouped, Layout::llama},
+          {grouped_everything, Layout::llama},
+          {grouped, Layout::native},
+          {grouped_bias_kv, Layout::native},
+          {plain, Layout::native},
+          {everything, Layout::native},
+          {no_bias, Layout::native},
+          {free_heads, Layout::native},
+          {plain, Layout::torch},
+          {packed, Layout::torch},
+          {plain_no_bias, Layout::torch},
+          {everything, Layout::torch},
+          {no_bias, Layout::torch},
+          {plain, Layout::bert},
+          {other_widths, Layout::bert},
+          {no_bias, Layout::bert},
+          {free_heads_bert, Layout::bert},
+          {plain_no_bias, Layout::bert}};
 }
 
 }  // namespace mha::test

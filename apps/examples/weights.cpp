@@ -7,16 +7,13 @@ int main() {
   mha::MultiHeadAttention trained(64, 4);
   mha::save(trained, "layer.safetensors");
 
-  mha::MultiHeadAttention attention(mha::options_from_file("layer.safetensors"));
-  mha::load(attention, "layer.safetensors");
+  mha::MultiHeadAttention attention = mha::load("layer.safetensors");
 
   // One layer of a BERT checkpoint; the layout is found from the names.
   auto where = mha::WeightFileOptions().prefix("encoder.layer.0.attention");
   mha::save(trained, "bert.safetensors",
             mha::WeightFileOptions(where).layout(mha::Layout::bert));
-  mha::MultiHeadAttention bert(
-      mha::options_from_file("bert.safetensors", /*num_heads=*/4, where));
-  mha::load(bert, "bert.safetensors", where);
+  mha::MultiHeadAttention bert = mha::load("bert.safetensors", /*num_heads=*/4, where);
 
   auto x = torch::randn({1, 7, 64});
   auto expected = trained->forward(x).output;

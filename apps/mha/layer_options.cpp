@@ -1,9 +1,9 @@
 #include "layer_options.h"
 
 #include <mha/weight_file.h>
+#include <weights/layout_spec.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "text.h"
@@ -12,17 +12,15 @@
 namespace mha::cli {
 namespace {
 
-constexpr std::array kLayouts = {Layout::native, Layout::torch, Layout::bert};
-
 std::vector<std::string> layout_names() {
   std::vector<std::string> names;
-  for (const Layout layout : kLayouts) names.push_back(stream_text(layout));
+  for (const Layout layout : detail::kLayouts) names.push_back(stream_text(layout));
   return names;
 }
 
 /// The layout of that name; the parser has let only such names through.
 Layout layout_named(const std::string& name) {
-  return *std::find_if(kLayouts.begin(), kLayouts.end(),
+  return *std::find_if(detail::kLayouts.begin(), detail::kLayouts.end(),
                        [&](Layout layout) { return stream_text(layout) == name; });
 }
 
@@ -30,7 +28,7 @@ Layout layout_named(const std::string& name) {
 
 CLI::Option* LayerOptions::add_to(CLI::App& app, const char* file_option) {
   CLI::Option* file =
-      app.add_option(file_option, file_, "safetensors file with the layer")->type_name("FILE");
+      app.add_option(file_option, file_, "File with the layer, of safetensors or torch.save")->type_name("FILE");
   app.add_option("--prefix", prefix_, "Where the layer lies in that file");
   one_of(app.add_option("--layout", layout_, "How the weights are named; default: detected"),
          layout_names());

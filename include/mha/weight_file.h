@@ -17,7 +17,16 @@ namespace mha {
 /// |          | `in_proj_bias`, `out_proj.weight`, `out_proj.bias`, `bias_k`, `bias_v` |
 /// | `bert`   | `self.query.weight`, `self.key.weight`, `self.value.weight`,           |
 /// |          | `output.dense.weight`, and `.bias` of each                             |
-enum class Layout { native, torch, bert };
+/// | `gpt2`   | `c_attn.weight` (E, 3 E), transposed and packed, `c_proj.weight`,      |
+/// |          | transposed, and `.bias` of each                                        |
+/// | `vit`    | `qkv.weight` (3 E, E), packed, `proj.weight`, and `.bias` of each (timm) |
+/// | `llama`  | `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`,    |
+/// |          | and `.bias` of each                                                    |
+///
+/// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
+/// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
+/// and `vit`. In every layout, all projections have a bias or none has.
+enum class Layout { native, torch, bert, gpt2, vit, llama };
 std::ostream& operator<<(std::ostream& stream, Layout layout);
 
 /// Options of `load`, `save` and `options_from_file`.
@@ -27,6 +36,9 @@ struct WeightFileOptions {
   TORCH_ARG(std::string, prefix);
   /// Default: for reading found from the names in the file, for `save` native.
   TORCH_ARG(std::optional<Layout>, layout);
+  /// For reading: let a file of another floating dtype than the module's be converted, each
+  /// number rounded to the nearest. Default: it is refused.
+  TORCH_ARG(bool, convert_dtype) = false;
 };
 
 /// Copies the weights of one layer from a file into `module`.
@@ -36,6 +48,8 @@ struct WeightFileOptions {
 /// | format       | written by                                                              |
 /// | ------------ | ----------------------------------------------------------------------- |
 /// | safetensors  | `save`, and Python's `safetensors`                                      |
+/// | index        | Hugging Face, for models in several files of the other formats:         |
+/// |              | `model.safetensors.index.json`; it may name files in its own folder only |
 /// | `torch.save` | Python: `torch.save(module.state_dict(), path)`, PyTorch 1.6 or later; |
 /// |              | C++: `torch::save(module, path)`, of this module, of torch's, or of a   |
 /// |              | model that holds one                                                    |
@@ -46,9 +60,11 @@ struct WeightFileOptions {
 ///
 /// Strict, and all or nothing: missing and unexpected tensors, shapes and dtypes that differ
 /// are all listed in one `c10::Error`, and the module is left as it was. Tensors outside the
-/// prefix are ignored, and so is, in the bert layout, `output.LayerNorm`, which is no part of
-/// attention. The dtype of the file must be that of the module; the device may differ. A number
-/// of heads that `save` left in the file must be the module's. Which parameters require
+/// prefix are ignored, and so is what other models keep beside their attention: in the bert
+/// layout `output.LayerNorm`, in gpt2 `bias` and `masked_bias` (its causal mask), in llama
+/// `rotary_emb.inv_freq`. Rotary positions themselves are not part of this module. The dtype of
+/// the file must be that of the module, unless `convert_dtype` is set; the device may differ.
+/// Numbers of heads that `save` left in the file must be the module's. Which parameters require
 /// gradients does not change.
 ///
 /// The file is data and may be hostile: nothing in it is executed (LibTorch's unpickler is not
@@ -59,11 +75,19 @@ struct WeightFileOptions {
 void load(MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options = {});
 
+/// The module that one layer of a file holds, on the CPU and in training mode: its options are
+/// those of `options_from_file`, its weights those of the file. Draws no random numbers.
+/// Throws what these two throw.
+MultiHeadAttention load(const std::string& path,
+                        std::optional<int64_t> num_heads = std::nullopt,
+                        const WeightFileOptions& options = {});
+
 /// Writes the weights of `module` to a safetensors file that Python's `safetensors` reads. The
 /// file appears whole or not at all: it is written beside `path` and then renamed. Options that
 /// the shapes do not tell go into the file's metadata (`mha.num_heads`, `mha.dropout`, ...).
-/// Throws `c10::Error` if the layout cannot express the module (torch needs num_heads *
-/// head_dim = d_model, bert has no `bias_k`), or the file cannot be written.
+/// So `load(path)` gives an equal module from any layout, and saving that gives an equal file.
+/// Throws `c10::Error` if the layout cannot express the module (see `Layout`), or the file
+/// cannot be written.
 void save(const MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options = {});
 
@@ -72,11 +96,12 @@ void save(const MultiHeadAttention& module, const std::string& path,
 ///     MultiHeadAttention module(options_from_file(path, 12, where));
 ///     load(module, path, where);
 ///
-/// needs no sizes. d_model, kdim, vdim, head_dim, bias, add_bias_kv and dtype follow from the
-/// names, shapes and dtypes of the tensors, the rest from the metadata that `save` writes;
-/// other writers leave none, and then the options keep their defaults. No shape tells
-/// `num_heads`: without the argument it comes from the metadata too. Reads the file's header
-/// only.
+/// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, add_bias_kv and dtype
+/// follow from the names, shapes and dtypes of the tensors, the rest from the metadata that
+/// `save` writes; other writers leave none, and then the options keep their defaults. No shape
+/// tells `num_heads`: without the argument it comes from the metadata too. Reads only what
+/// comes before the numbers. With `convert_dtype`, the dtypes may differ, and that of the first
+/// tensor counts.
 ///
 /// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
 /// or if `num_heads` is unknown, does not divide the width of the projections, or differs from

@@ -3,46 +3,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <ostream>
 #include <set>
 #include <sstream>
 
 #include "weights/excerpt.h"
 
-namespace mha {
-
-std::ostream& operator<<(std::ostream& stream, Layout layout) {
-  switch (layout) {
-    case Layout::native:
-      return stream << "native";
-    case Layout::torch:
-      return stream << "torch";
-    case Layout::bert:
-      return stream << "bert";
-  }
-  return stream << "Layout(" << static_cast<int>(layout) << ")";
-}
-
-namespace detail {
+namespace mha::detail {
 namespace {
 
-constexpr std::array<Layout, 3> kLayouts = {Layout::native, Layout::torch, Layout::bert};
 constexpr size_t kMaxListed = 8;
-
-// The names of the input projections tell a layout; those of the output projection and of
-// bias_k would not (other models have an `out_proj.weight` too).
-const std::vector<std::string>& telling_names(Layout layout) {
-  static const std::vector<std::string> native = {"W_q.weight", "W_k.weight", "W_v.weight",
-                                                  "W_q.bias",   "W_k.bias",   "W_v.bias"};
-  static const std::vector<std::string> torch = {
-      "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"};
-  static const std::vector<std::string> bert = {"self.query.weight", "self.key.weight",
-                                                "self.value.weight", "self.query.bias",
-                                                "self.key.bias",     "self.value.bias"};
-  return layout == Layout::native ? native : layout == Layout::torch ? torch : bert;
-}
 
 // 'a', 'b' and 7 more
 template <typename Strings>
@@ -59,52 +29,10 @@ std::string list(const Strings& strings) {
   return text;
 }
 
-// The prefixes of all layers in the file, or of those in one layout.
-std::set<std::string> layer_prefixes(const TensorSource& file, std::optional<Layout> wanted) {
-  std::set<std::string> prefixes;
-  for (const Layout layout : kLayouts) {
-    if (wanted && layout != *wanted) continue;
-    for (const auto& [name, entry] : file.entries()) {
-      for (const std::string& end : telling_names(layout)) {
-        if (name == end) prefixes.insert("");
-        const size_t length = name.size() - std::min(name.size(), end.size() + 1);
-        if (length > 0 && name.compare(length, std::string::npos, "." + end) == 0) {
-          prefixes.insert(name.substr(0, length));
-        }
-      }
-    }
-  }
-  return prefixes;
-}
-
-// The tensors of a layout whose columns are d_model, kdim and vdim, and those that tell of a
-// bias.
-struct SizingNames {
-  std::string query, key, value;
-  std::vector<std::string> biases;
-};
-
-SizingNames sizing_names(Layout layout, bool packed) {
-  if (layout == Layout::native) {
-    return {"W_q.weight",
-            "W_k.weight",
-            "W_v.weight",
-            {"W_q.bias", "W_k.bias", "W_v.bias", "W_o.bias"}};
-  }
-  if (layout == Layout::bert) {
-    return {"self.query.weight",
-            "self.key.weight",
-            "self.value.weight",
-            {"self.query.bias", "self.key.bias", "self.value.bias", "output.dense.bias"}};
-  }
-  const std::vector<std::string> biases = {"in_proj_bias", "out_proj.bias"};
-  if (packed) return {"in_proj_weight", "in_proj_weight", "in_proj_weight", biases};
-  return {"q_proj_weight", "k_proj_weight", "v_proj_weight", biases};
-}
-
 [[noreturn]] void fail_without_layer(const TensorSource& file, const WeightFileOptions& options,
                                      const std::vector<std::string>& names) {
-  const auto prefixes = layer_prefixes(file, options.layout());
+  std::set<std::string> prefixes;
+  for (const auto& layer : find_layers(file, options.layout())) prefixes.insert(layer.prefix);
   std::ostringstream text;
   text << "expected an attention layer";
   if (options.layout()) text << " in the " << *options.layout() << " layout";
@@ -113,6 +41,21 @@ SizingNames sizing_names(Layout layout, bool packed) {
   text << (prefixes.empty() ? "; the file has none at any prefix"
                             : "; the file has one at " + list(prefixes));
   TORCH_CHECK(false, file.path(), ": ", text.str());
+}
+
+using Shape = std::vector<int64_t>;
+
+bool is_matrix(const Shape* shape) {
+  return shape != nullptr && shape->size() == 2 && (*shape)[0] > 0 && (*shape)[1] > 0;
+}
+
+// The row of a layout that holds a parameter; null if it has no place for it.
+const LayoutRow* row_with(const LayoutSpec& spec, const std::string& parameter) {
+  for (const LayoutRow& row : spec.rows) {
+    const auto& held = row.parameters;
+    if (std::find(held.begin(), held.end(), parameter) != held.end()) return &row;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -132,8 +75,25 @@ std::vector<std::string> names_at(const TensorSource& file, const std::string& p
   return names;
 }
 
-bool is_ignored(Layout layout, const std::string& name) {
-  return layout == Layout::bert && name.rfind("output.LayerNorm.", 0) == 0;
+std::vector<FoundLayer> find_layers(const TensorSource& file, std::optional<Layout> wanted) {
+  std::set<std::pair<std::string, Layout>> found;
+  for (const Layout layout : kLayouts) {
+    if (wanted && layout != *wanted) continue;
+    const auto telling = telling_names(layout);
+    for (const auto& [name, entry] : file.entries()) {
+      for (const std::string& end : telling) {
+        if (name == end) found.emplace("", layout);
+        const size_t length = name.size() - std::min(name.size(), end.size() + 1);
+        if (length > 0 && name[length] == '.' &&
+            name.compare(length + 1, std::string::npos, end) == 0) {
+          found.emplace(name.substr(0, length), layout);
+        }
+      }
+    }
+  }
+  std::vector<FoundLayer> layers;
+  for (const auto& [prefix, layout] : found) layers.push_back({prefix, layout});
+  return layers;
 }
 
 Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
@@ -141,7 +101,7 @@ Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
   std::vector<Layout> found;
   for (const Layout layout : kLayouts) {
     if (options.layout() && layout != *options.layout()) continue;
-    const auto& telling = telling_names(layout);
+    const auto telling = telling_names(layout);
     if (std::find_first_of(names.begin(), names.end(), telling.begin(), telling.end()) !=
         names.end()) {
       found.push_back(layout);
@@ -156,84 +116,83 @@ Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
 
 std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
                                          const ParameterShapes& parameters) {
+  const Shape &query = parameters.at("W_q.weight"), &key = parameters.at("W_k.weight"),
+              &value = parameters.at("W_v.weight");
+  const bool same_inputs = query == key && query == value;
+  const LayoutSpec spec = layout_spec(layout, same_inputs);
+  TORCH_CHECK(spec.free_head_dim || query[0] == query[1], path, ": the ", layout,
+              " layout needs num_heads * head_dim = d_model, found ", query[0], " and ",
+              query[1]);
+  TORCH_CHECK(spec.grouped_heads || query[0] == key[0], path, ": the ", layout,
+              " layout needs num_kv_heads = num_heads, found projections of width ", query[0],
+              " and ", key[0]);
+  TORCH_CHECK(!spec.packed || same_inputs, path, ": the ", layout,
+              " layout needs kdim = vdim = d_model, found ", key[1], ", ", value[1], " and ",
+              query[1]);
+  TORCH_CHECK(parameters.count("bias_k") == 0 || row_with(spec, "bias_k") != nullptr, path,
+              ": the ", layout,
+              " layout has no place for bias_k and bias_v, found a module with add_bias_kv");
   std::vector<LayoutTensor> tensors;
-  // A tensor made of `names`; those that the module lacks have no place in the file.
-  const auto add = [&](const std::string& name, const std::vector<std::string>& names) {
-    if (parameters.count(names[0]) == 0) return;
-    std::vector<int64_t> shape = parameters.at(names[0]);
-    for (size_t i = 1; i < names.size(); ++i) shape[0] += parameters.at(names[i])[0];
-    tensors.push_back({name, names, shape});
-  };
-  const auto& query = parameters.at("W_q.weight");
-  if (layout == Layout::native) {
-    for (const auto& [name, shape] : parameters) add(name, {name});
-  } else if (layout == Layout::torch) {
-    TORCH_CHECK(query[0] == query[1], path,
-                ": the torch layout needs num_heads * head_dim = d_model, found ", query[0],
-                " and ", query[1]);
-    const bool packed =
-        query == parameters.at("W_k.weight") && query == parameters.at("W_v.weight");
-    if (packed) {
-      add("in_proj_weight", {"W_q.weight", "W_k.weight", "W_v.weight"});
-    } else {
-      add("q_proj_weight", {"W_q.weight"});
-      add("k_proj_weight", {"W_k.weight"});
-      add("v_proj_weight", {"W_v.weight"});
+  for (const LayoutRow& row : spec.rows) {
+    // Those that the module lacks have no place in the file.
+    if (parameters.count(row.parameters[0]) == 0) continue;
+    Shape shape = parameters.at(row.parameters[0]);
+    for (size_t i = 1; i < row.parameters.size(); ++i) {
+      shape[0] += parameters.at(row.parameters[i])[0];
     }
-    add("in_proj_bias", {"W_q.bias", "W_k.bias", "W_v.bias"});
-    add("bias_k", {"bias_k"});
-    add("bias_v", {"bias_v"});
-    add("out_proj.weight", {"W_o.weight"});
-    add("out_proj.bias", {"W_o.bias"});
-  } else {
-    TORCH_CHECK(parameters.count("bias_k") == 0, path,
-                ": the bert layout has no place for bias_k and bias_v, found a module ",
-                "with add_bias_kv");
-    for (const auto& kind : {".weight", ".bias"}) {
-      add(std::string("self.query") + kind, {std::string("W_q") + kind});
-      add(std::string("self.key") + kind, {std::string("W_k") + kind});
-      add(std::string("self.value") + kind, {std::string("W_v") + kind});
-      add(std::string("output.dense") + kind, {std::string("W_o") + kind});
-    }
+    if (row.transposed) std::swap(shape[0], shape[1]);
+    tensors.push_back({row, shape});
   }
+  // In the order of the names, in which problems are listed.
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return a.row.name < b.row.name; });
   return tensors;
 }
 
 ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
                                     const std::string& prefix) {
-  const auto shape_of = [&](const std::string& name) -> const std::vector<int64_t>* {
+  const auto shape_of = [&](const std::string& name) -> const Shape* {
     const auto entry = file.entries().find(join(prefix, name));
     return entry == file.entries().end() ? nullptr : &entry->second.shape;
   };
-  const bool packed = layout == Layout::torch && shape_of("q_proj_weight") == nullptr;
-  const SizingNames names = sizing_names(layout, packed);
-  const auto* query = shape_of(names.query);
-  TORCH_CHECK(query != nullptr, file.path(), ": tensor ", excerpt(join(prefix, names.query)),
+  const LayoutSpec spec = layout_spec(layout, shape_of("q_proj_weight") == nullptr);
+  const LayoutRow& query_row = *row_with(spec, "W_q.weight");
+  const Shape* query = shape_of(query_row.name);
+  const std::string query_name = excerpt(join(prefix, query_row.name));
+  TORCH_CHECK(query != nullptr, file.path(), ": tensor ", query_name,
               ": missing; its shape tells the sizes of the layer");
-  TORCH_CHECK(query->size() == 2 && (*query)[0] > 0 && (*query)[1] > 0, file.path(),
-              ": tensor ", excerpt(join(prefix, names.query)),
+  TORCH_CHECK(is_matrix(query), file.path(), ": tensor ", query_name,
               ": expected 2 dimensions above 0, found ", at::IntArrayRef(*query));
-  const int64_t d_model = (*query)[1];
-  const int64_t width = packed ? d_model : (*query)[0];
-  const auto columns = [&](const std::string& name) {
-    const auto* shape = shape_of(name);
-    return shape != nullptr && shape->size() == 2 ? (*shape)[1] : d_model;
-  };
-
+  const int64_t d_model = (*query)[query_row.transposed ? 0 : 1];
+  const int64_t width = spec.packed ? d_model : (*query)[0];
+  int64_t kv_width = width, kdim = d_model, vdim = d_model;
+  if (!spec.packed) {
+    const Shape* key = shape_of(row_with(spec, "W_k.weight")->name);
+    const Shape* value = shape_of(row_with(spec, "W_v.weight")->name);
+    if (is_matrix(key)) kdim = (*key)[1];
+    if (is_matrix(value)) vdim = (*value)[1];
+    const bool grouped = spec.grouped_heads && is_matrix(key) && is_matrix(value) &&
+                         (*key)[0] == (*value)[0] && width % (*key)[0] == 0;
+    if (grouped) kv_width = (*key)[0];
+  }
   ParameterShapes shapes = {{"W_q.weight", {width, d_model}},
-                            {"W_k.weight", {width, columns(names.key)}},
-                            {"W_v.weight", {width, columns(names.value)}},
+                            {"W_k.weight", {kv_width, kdim}},
+                            {"W_v.weight", {kv_width, vdim}},
                             {"W_o.weight", {d_model, width}}};
-  const auto in_file = [&](const std::string& name) { return shape_of(name) != nullptr; };
-  if (std::any_of(names.biases.begin(), names.biases.end(), in_file)) {
-    for (const auto* name : {"W_q.bias", "W_k.bias", "W_v.bias"}) shapes[name] = {width};
+  const auto in_file = [&](const std::string& parameter) {
+    const LayoutRow* row = row_with(spec, parameter);
+    return row != nullptr && shape_of(row->name) != nullptr;
+  };
+  if (in_file("W_q.bias") || in_file("W_k.bias") || in_file("W_v.bias") ||
+      in_file("W_o.bias")) {
+    shapes["W_q.bias"] = {width};
+    shapes["W_k.bias"] = shapes["W_v.bias"] = {kv_width};
     shapes["W_o.bias"] = {d_model};
   }
-  if (layout != Layout::bert && (in_file("bias_k") || in_file("bias_v"))) {
-    shapes["bias_k"] = shapes["bias_v"] = {1, 1, width};
+  if (in_file("bias_k") || in_file("bias_v")) {
+    shapes["bias_k"] = shapes["bias_v"] = {1, 1, kv_width};
   }
   return shapes;
 }
 
-}  // namespace detail
-}  // namespace mha
+}  // namespace mha::detail

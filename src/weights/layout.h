@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "weights/layout_spec.h"
 #include "weights/tensor_source.h"
 
 namespace mha::detail {
@@ -13,10 +14,9 @@ namespace mha::detail {
 /// Shapes of a module's parameters by name (`W_q.weight`, ..., `bias_v`).
 using ParameterShapes = std::map<std::string, std::vector<int64_t>>;
 
-/// One tensor of a layout: `parameters` of the module, one below the other along dimension 0.
+/// One tensor of a layout as it has to be in a file.
 struct LayoutTensor {
-  std::string name;
-  std::vector<std::string> parameters;
+  LayoutRow row;
   std::vector<int64_t> shape;
 };
 
@@ -36,8 +36,14 @@ Layout find_layout(const TensorSource& file, const WeightFileOptions& options);
 ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
                                     const std::string& prefix);
 
-/// Whether the layout has a place for `name` outside of attention, which readers pass over.
-bool is_ignored(Layout layout, const std::string& name);
+/// A layer of a file, by the names of its input projections.
+struct FoundLayer {
+  std::string prefix;
+  Layout layout;
+};
+
+/// The layers of all layouts, or of one, in the order of their prefixes.
+std::vector<FoundLayer> find_layers(const TensorSource& file, std::optional<Layout> wanted);
 
 /// `prefix` and `name` joined by a dot; `name` alone if the prefix is empty.
 std::string join(const std::string& prefix, const std::string& name);

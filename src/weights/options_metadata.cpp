@@ -61,6 +61,19 @@ std::optional<Weights> find_weights(const std::string& path, const Metadata& met
   fail(path, key, "none, averaged or per_head", found->second);
 }
 
+std::optional<int64_t> find_count(const std::string& path, const Metadata& metadata,
+                                  const std::string& key) {
+  const auto json = find_json(metadata, key);
+  if (!json) return std::nullopt;
+  // Positive numbers are unsigned in nlohmann's eyes, and that of int64_t is the smaller range.
+  constexpr uint64_t max = std::numeric_limits<int64_t>::max();
+  if (!json->is_number_unsigned() || json->get<uint64_t>() == 0 ||
+      json->get<uint64_t>() > max) {
+    fail(path, key, "a whole number above 0", metadata.at(key));
+  }
+  return json->get<int64_t>();
+}
+
 }  // namespace
 
 Metadata metadata_of(const MultiHeadAttentionOptions& options) {
@@ -73,21 +86,19 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
       {"mha.weights", text_of(options.weights())},
       {"mha.weights_after_dropout", text_of(options.weights_after_dropout())},
   };
+  if (options.num_kv_heads().value_or(options.num_heads()) != options.num_heads()) {
+    metadata["mha.num_kv_heads"] = text_of(*options.num_kv_heads());
+  }
   if (options.scale()) metadata["mha.scale"] = text_of(*options.scale());
   return metadata;
 }
 
 std::optional<int64_t> num_heads_in(const std::string& path, const Metadata& metadata) {
-  const std::string key = "mha.num_heads";
-  const auto json = find_json(metadata, key);
-  if (!json) return std::nullopt;
-  // Positive numbers are unsigned in nlohmann's eyes, and that of int64_t is the smaller range.
-  constexpr uint64_t max = std::numeric_limits<int64_t>::max();
-  if (!json->is_number_unsigned() || json->get<uint64_t>() == 0 ||
-      json->get<uint64_t>() > max) {
-    fail(path, key, "a whole number above 0", metadata.at(key));
-  }
-  return json->get<int64_t>();
+  return find_count(path, metadata, "mha.num_heads");
+}
+
+std::optional<int64_t> num_kv_heads_in(const std::string& path, const Metadata& metadata) {
+  return find_count(path, metadata, "mha.num_kv_heads");
 }
 
 void apply_metadata(const std::string& path, const Metadata& metadata,

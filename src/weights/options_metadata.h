@@ -17,6 +17,9 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options);
 /// `path` if it is no number.
 std::optional<int64_t> num_heads_in(const std::string& path, const Metadata& metadata);
 
+/// The number of key and value heads, likewise.
+std::optional<int64_t> num_kv_heads_in(const std::string& path, const Metadata& metadata);
+
 /// Sets the other options that the metadata names. Throws like `num_heads_in`.
 void apply_metadata(const std::string& path, const Metadata& metadata,
                     MultiHeadAttentionOptions& options);

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "weights/excerpt.h"
+#include "weights/json_text.h"
 
 namespace mha::detail {
 namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr std::string_view kMetadata = "__metadata__";
-constexpr size_t kMaxRank = 64;                    // at::Tensor's own limit in most operations
-constexpr size_t kMaxTokenSize = size_t{1} << 20;  // bounds what the JSON lexer buffers
+constexpr size_t kMaxRank = 64;  // at::Tensor's own limit in most operations
 
 // Takes the events of nlohmann's parser. It knows what may stand in each place and refuses the
 // rest at once, so that neither depth nor size of a hostile text costs anything, and it sees
@@ -237,22 +237,6 @@ class HeaderHandler {
   bool has_metadata_ = false, has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
 };
 
-// What the JSON lexer does not guard against: it takes a zero byte for the end of its input,
-// and buffers, twice, everything from the beginning of one string to the next.
-void check_text(const std::string& path, std::string_view text) {
-  TORCH_CHECK(!text.empty() && text.front() == '{', path,
-              ": header: expected it to begin with '{', found ", excerpt(text.substr(0, 1)));
-  const size_t zero = text.find('\0');
-  TORCH_CHECK(zero == std::string_view::npos, path,
-              ": header: expected text, found a zero byte at byte ", zero);
-  for (size_t quote = 0, next = 0; next < text.size(); quote = next) {
-    next = std::min(text.find('"', quote + 1), text.size());
-    TORCH_CHECK(next - quote <= kMaxTokenSize, path,
-                ": header: expected a quotation mark at least every ", kMaxTokenSize,
-                " bytes, found none after byte ", quote);
-  }
-}
-
 void check_coverage(const std::string& path, const TensorEntries& entries, int64_t data_size) {
   std::vector<const TensorEntries::value_type*> sorted;
   sorted.reserve(entries.size());
@@ -279,7 +263,7 @@ void check_coverage(const std::string& path, const TensorEntries& entries, int64
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view text,
                                            int64_t data_size) {
   text = text.substr(0, text.find_last_not_of(' ') + 1);  // padding, of any length
-  check_text(path, text);
+  check_json_text(path + ": header", text);
   HeaderHandler handler(path, data_size);
   nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   SafetensorsHeader header = handler.take();

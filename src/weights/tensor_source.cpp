@@ -8,6 +8,7 @@
 #include "weights/excerpt.h"
 #include "weights/input_file.h"
 #include "weights/safetensors.h"
+#include "weights/sharded_file.h"
 #include "weights/torch_file.h"
 
 namespace mha::detail {
@@ -57,7 +58,7 @@ void TensorSource::check_bools(const std::string& name, const at::Tensor& bytes)
               bad - begin);
 }
 
-std::unique_ptr<TensorSource> open_tensors(const std::string& path) {
+std::unique_ptr<TensorSource> open_tensors(const std::string& path, Shards shards) {
   std::string begin;
   bool has_header = false;  // as safetensors files have, whose length comes first
   {
@@ -75,6 +76,11 @@ std::unique_ptr<TensorSource> open_tensors(const std::string& path) {
   // Whole and empty archives. Read as the length of a safetensors header, both are too long.
   if (starts_with({"PK\3\4", 4}) || starts_with({"PK\5\6", 4})) {
     return std::make_unique<TorchFile>(path);
+  }
+  if (!has_header && starts_with("{")) {
+    TORCH_CHECK(shards == Shards::allowed, path,
+                ": expected a file with tensors, found another index");
+    return std::make_unique<ShardedFile>(path);
   }
   for (const KnownFormat& known : kKnownFormats) {
     TORCH_CHECK(has_header || !starts_with(known.begin), path,

@@ -51,8 +51,12 @@ class TensorSource {
   void check_bools(const std::string& name, const at::Tensor& bytes) const;
 };
 
+/// Whether a file may be the index of others.
+enum class Shards { allowed, refused };
+
 /// Opens a weight file; its first bytes tell the format, not its name. Throws `c10::Error` that
 /// starts with the path and names the format of files that cannot be read.
-std::unique_ptr<TensorSource> open_tensors(const std::string& path);
+std::unique_ptr<TensorSource> open_tensors(const std::string& path,
+                                           Shards shards = Shards::allowed);
 
 }  // namespace mha::detail

@@ -34,16 +34,26 @@ detail::ParameterShapes shapes_of(const Parameters& parameters) {
   return shapes;
 }
 
-// Throws one error with all the ways in which the layer at `prefix` differs from what is
-// expected. `num_heads` is compared with the metadata, which may be silent about it.
-void check_layer(const detail::TensorSource& file, Layout layout, const std::string& prefix,
-                 const std::vector<LayoutTensor>& expected, std::string_view dtype,
-                 std::optional<int64_t> num_heads) {
+bool is_floating(const detail::DtypeInfo& dtype) {
+  return dtype.type && c10::isFloatingType(*dtype.type);
+}
+
+// Numbers of heads, which the metadata may be silent about.
+struct HeadNumbers {
+  std::optional<int64_t> num_heads, num_kv_heads;
+};
+
+// Throws one error with all the ways in which the layer at `options.prefix()` differs from what
+// is expected.
+void check_layer(const detail::TensorSource& file, Layout layout,
+                 const WeightFileOptions& options, const std::vector<LayoutTensor>& expected,
+                 std::string_view dtype, const HeadNumbers& heads) {
   constexpr size_t max_unexpected = 20;  // of a whole model that has no such prefix
+  const std::string& prefix = options.prefix();
   std::ostringstream problems;
   size_t unexpected = 0;
   for (const LayoutTensor& tensor : expected) {
-    const std::string name = detail::join(prefix, tensor.name);
+    const std::string name = detail::join(prefix, tensor.row.name);
     const auto found = file.entries().find(name);
     if (found == file.entries().end()) {
       problems << "\n  missing: " << excerpt(name) << ", " << dtype << " "
@@ -55,16 +65,18 @@ void check_layer(const detail::TensorSource& file, Layout layout, const std::str
       problems << "\n  shape of " << excerpt(name) << ": expected "
                << at::IntArrayRef(tensor.shape) << ", found " << at::IntArrayRef(entry.shape);
     }
-    if (entry.dtype->name != dtype) {
+    const bool floating = is_floating(*entry.dtype);
+    if (entry.dtype->name != dtype && !(floating && options.convert_dtype())) {
       problems << "\n  dtype of " << excerpt(name) << ": expected " << dtype << ", found "
-               << entry.dtype->name;
+               << entry.dtype->name
+               << (floating ? ", which convert_dtype(true) would convert" : "");
     }
   }
   for (const std::string& name : detail::names_at(file, prefix)) {
     const bool known =
         detail::is_ignored(layout, name) ||
         std::any_of(expected.begin(), expected.end(),
-                    [&](const LayoutTensor& tensor) { return tensor.name == name; });
+                    [&](const LayoutTensor& tensor) { return tensor.row.name == name; });
     if (known) continue;
     if (++unexpected <= max_unexpected) {
       problems << "\n  unexpected: " << excerpt(detail::join(prefix, name));
@@ -73,11 +85,16 @@ void check_layer(const detail::TensorSource& file, Layout layout, const std::str
   if (unexpected > max_unexpected) {
     problems << "\n  unexpected: " << unexpected - max_unexpected << " more";
   }
-  const auto saved_heads = detail::num_heads_in(file.path(), file.metadata());
-  if (num_heads && saved_heads && *num_heads != *saved_heads) {
-    problems << "\n  num_heads: expected " << *num_heads << ", found " << *saved_heads
-             << " in the metadata";
-  }
+  const auto compare = [&](const char* name, std::optional<int64_t> number,
+                           std::optional<int64_t> saved) {
+    if (number && saved && *number != *saved) {
+      problems << "\n  " << name << ": expected " << *number << ", found " << *saved
+               << " in the metadata";
+    }
+  };
+  compare("num_heads", heads.num_heads, detail::num_heads_in(file.path(), file.metadata()));
+  compare("num_kv_heads", heads.num_kv_heads,
+          detail::num_kv_heads_in(file.path(), file.metadata()));
   const std::string text = problems.str();
   TORCH_CHECK(text.empty(), file.path(), ": the ", layout, " layer at prefix ", excerpt(prefix),
               " does not fit:", text);
@@ -106,15 +123,16 @@ void load(MultiHeadAttention& module, const std::string& path,
   detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
   const auto tensors = detail::layout_tensors(path, layout, shapes_of(parameters));
-  check_layer(file, layout, options.prefix(), tensors, dtype_of(parameters, path),
-              module->options.num_heads());
+  check_layer(file, layout, options, tensors, dtype_of(parameters, path),
+              {module->options.num_heads(), module->num_kv_heads()});
 
   // Everything is read, and on its device, before the first parameter changes.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (const LayoutTensor& tensor : tensors) {
-    const at::Tensor stacked = file.read(detail::join(options.prefix(), tensor.name));
+    const at::Tensor read = file.read(detail::join(options.prefix(), tensor.row.name));
+    const at::Tensor stacked = tensor.row.transposed ? read.t() : read;
     int64_t row = 0;
-    for (const std::string& name : tensor.parameters) {
+    for (const std::string& name : tensor.row.parameters) {
       const at::Tensor& parameter = parameters[name];
       const at::Tensor rows = stacked.narrow(0, row, parameter.size(0));
       copies.emplace_back(parameter, rows.to(parameter.device()));
@@ -123,6 +141,13 @@ void load(MultiHeadAttention& module, const std::string& path,
   }
   const c10::NoGradGuard no_grad;
   for (auto& [parameter, value] : copies) parameter.copy_(value);
+}
+
+MultiHeadAttention load(const std::string& path, std::optional<int64_t> num_heads,
+                        const WeightFileOptions& options) {
+  MultiHeadAttention module(options_from_file(path, num_heads, options), detail::Undrawn{});
+  load(module, path, options);
+  return module;
 }
 
 void save(const MultiHeadAttention& module, const std::string& path,
@@ -134,11 +159,12 @@ void save(const MultiHeadAttention& module, const std::string& path,
   for (const LayoutTensor& tensor :
        detail::layout_tensors(path, layout, shapes_of(parameters))) {
     std::vector<at::Tensor> parts;
-    for (const std::string& name : tensor.parameters) {
+    for (const std::string& name : tensor.row.parameters) {
       parts.push_back(parameters[name].detach());
     }
-    file.tensors[detail::join(options.prefix(), tensor.name)] =
-        parts.size() == 1 ? parts[0] : at::cat(parts);
+    const at::Tensor stacked = parts.size() == 1 ? parts[0] : at::cat(parts);
+    file.tensors[detail::join(options.prefix(), tensor.row.name)] =
+        tensor.row.transposed ? stacked.t() : stacked;
   }
   file.metadata = detail::metadata_of(module->options);
   detail::write_safetensors(path, file);
@@ -148,7 +174,7 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
                                             std::optional<int64_t> num_heads,
                                             const WeightFileOptions& options) {
   const auto source = detail::open_tensors(path);
-  detail::TensorSource& file = *source;
+  const detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
   const auto shapes = detail::parameter_shapes_in(file, layout, options.prefix());
   const auto tensors = detail::layout_tensors(path, layout, shapes);
@@ -156,27 +182,36 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   // The first tensor that is there gives the dtype, and the others have to agree.
   const detail::DtypeInfo* dtype = nullptr;
   for (const LayoutTensor& tensor : tensors) {
-    const auto found = file.entries().find(detail::join(options.prefix(), tensor.name));
+    const auto found = file.entries().find(detail::join(options.prefix(), tensor.row.name));
     if (dtype == nullptr && found != file.entries().end()) dtype = found->second.dtype;
   }
-  TORCH_CHECK(dtype != nullptr && dtype->type && c10::isFloatingType(*dtype->type), path,
-              ": the ", layout, " layer at prefix ", excerpt(options.prefix()),
+  TORCH_CHECK(dtype != nullptr && is_floating(*dtype), path, ": the ", layout,
+              " layer at prefix ", excerpt(options.prefix()),
               ": expected a floating dtype, found ", dtype == nullptr ? "none" : dtype->name);
-  check_layer(file, layout, options.prefix(), tensors, dtype->name, num_heads);
+  check_layer(file, layout, options, tensors, dtype->name, {num_heads, std::nullopt});
 
   if (!num_heads) num_heads = detail::num_heads_in(path, file.metadata());
   TORCH_CHECK(num_heads.has_value(), path,
               ": num_heads: expected it as an argument, found none in the "
               "file's metadata, and shapes do not tell it");
-  const auto& query = shapes.at("W_q.weight");
-  const int64_t width = query[0], d_model = query[1];
+  const auto &query = shapes.at("W_q.weight"), &key = shapes.at("W_k.weight");
+  const int64_t width = query[0], d_model = query[1], kv_width = key[0];
   TORCH_CHECK(*num_heads > 0 && width % *num_heads == 0, path,
               ": num_heads: expected a divisor of the projections' width ", width, ", found ",
               *num_heads);
+  const int64_t head_dim = width / *num_heads, num_kv_heads = kv_width / head_dim;
+  TORCH_CHECK(kv_width % head_dim == 0 && *num_heads % num_kv_heads == 0, path,
+              ": num_heads: expected one that makes whole groups of the heads in ", kv_width,
+              " of ", width, " columns of keys, found ", *num_heads);
+  const auto saved_kv_heads = detail::num_kv_heads_in(path, file.metadata());
+  TORCH_CHECK(!saved_kv_heads || *saved_kv_heads == num_kv_heads, path,
+              ": num_kv_heads: expected ", num_kv_heads, " by the shapes, found ",
+              saved_kv_heads.value_or(0), " in the metadata");
 
   MultiHeadAttentionOptions found(d_model, *num_heads);
-  const int64_t kdim = shapes.at("W_k.weight")[1], vdim = shapes.at("W_v.weight")[1];
-  if (width != d_model) found.head_dim(width / *num_heads);
+  const int64_t kdim = key[1], vdim = shapes.at("W_v.weight")[1];
+  if (width != d_model) found.head_dim(head_dim);
+  if (num_kv_heads != *num_heads) found.num_kv_heads(num_kv_heads);
   if (kdim != d_model) found.kdim(kdim);
   if (vdim != d_model) found.vdim(vdim);
   found.bias(shapes.count("W_q.bias") != 0).add_bias_kv(shapes.count("bias_k") != 0);

@@ -1,9 +1,11 @@
-"""Writes the files that torch_file_test.cpp reads.
+"""Writes the files that torch_file_test.cpp and layout_python_test.cpp read.
 
-    python torch_files.py DIRECTORY
+    python weight_files.py DIRECTORY
 
 Each `NAME.pt` that can be read has a `NAME.safetensors` beside it with the same tensors, written
-by Python's safetensors. `refused/` holds those that must not be read.
+by Python's safetensors. `refused/` holds those that must not be read. `LAYOUT.layer.safetensors`
+holds a layer with the names and shapes of a model family at a prefix, and `input` and `output`
+of the arithmetic that its Python code does.
 """
 
 import sys
@@ -86,6 +88,63 @@ def checkpoint(module):
     }
 
 
+def heads(x, count):
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def attend(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def gpt2():
+    width = 12
+    layer = {
+        "c_attn.weight": torch.randn(width, 3 * width) / 3,
+        "c_attn.bias": torch.randn(3 * width),
+        "c_proj.weight": torch.randn(width, width) / 3,
+        "c_proj.bias": torch.randn(width),
+    }
+    x = torch.randn(2, 5, width)
+    q, k, v = (x @ layer["c_attn.weight"] + layer["c_attn.bias"]).split(width, dim=2)
+    attended = attend(heads(q, 3), heads(k, 3), heads(v, 3))
+    output = attended @ layer["c_proj.weight"] + layer["c_proj.bias"]
+    layer["bias"] = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    layer["masked_bias"] = torch.tensor(-1e4)
+    return "transformer.h.0.attn", layer, x, output
+
+
+def vit():
+    width = 12
+    qkv, proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+    x = torch.randn(2, 5, width)
+    q, k, v = qkv(x).reshape(2, 5, 3, 3, 4).permute(2, 0, 3, 1, 4).unbind(0)
+    output = proj(attend(q, k, v))
+    layer = {f"qkv.{k}": v for k, v in qkv.state_dict().items()}
+    layer |= {f"proj.{k}": v for k, v in proj.state_dict().items()}
+    return "blocks.0.attn", layer, x, output
+
+
+def llama():
+    width, count, kv_count, size = 12, 6, 2, 4
+    shapes = {"q": (count * size, width), "k": (kv_count * size, width)}
+    shapes |= {"v": (kv_count * size, width), "o": (width, count * size)}
+    layer = {f"{n}_proj.weight": torch.randn(shape) / 3 for n, shape in shapes.items()}
+    x = torch.randn(2, 5, width)
+    q, k, v = (x @ layer[f"{name}_proj.weight"].t() for name in "qkv")
+    attended = attend(heads(q, count), heads(k, kv_count), heads(v, kv_count))
+    output = attended @ layer["o_proj.weight"].t()
+    layer["rotary_emb.inv_freq"] = torch.ones(2)
+    return "model.layers.0.self_attn", layer, x, output
+
+
+def write_layout(path, prefix, layer, x, output):
+    tensors = {f"{prefix}.{name}": tensor.detach() for name, tensor in layer.items()}
+    save_file(tensors | {"input": x, "output": output.detach().contiguous()}, path)
+
+
 def write(directory, name, contents, expected):
     torch.save(contents, directory / f"{name}.pt")
     save_file(
@@ -134,6 +193,8 @@ def main():
     other = {"complex": torch.ones(2, dtype=torch.cfloat), "unsigned": torch.ones(3).to(torch.uint16)}
     torch.save(other, directory / "other_dtypes.pt")
     write_refused(directory / "refused")
+    for layout in (gpt2, vit, llama):
+        write_layout(directory / f"{layout.__name__}.layer.safetensors", *layout())
 
 
 if __name__ == "__main__":
