@@ -66,8 +66,14 @@ std::vector<std::string> picture_of(const std::string& output, size_t row_label_
 // --- the program ---
 
 TEST(CliTest, HelpOfEveryCommandGivesAnExampleAndSucceeds) {
-  for (const std::vector<std::string>& command :
-       {std::vector<std::string>{}, {"demo"}, {"run"}, {"map"}, {"info"}, {"bench"}}) {
+  for (const std::vector<std::string>& command : {std::vector<std::string>{},
+                                                  {"demo"},
+                                                  {"run"},
+                                                  {"convert"},
+                                                  {"compare"},
+                                                  {"map"},
+                                                  {"info"},
+                                                  {"bench"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     const ProgramResult result = run_mha(arguments);
@@ -87,7 +93,9 @@ TEST(CliTest, TheVersionIsTheLibrarys) {
 }
 
 TEST(CliTest, AWrongCallIsOneLineOnStandardError) {
-  expect_error(run_mha({}), "expected a command, demo, run, map, info or bench (see mha --help)");
+  expect_error(
+      run_mha({}),
+      "expected a command, demo, run, convert, compare, map, info or bench (see mha --help)");
   expect_error(run_mha({"dmeo"}), "not expected: dmeo");
   expect_error(run_mha({"info", "--wrong"}), "--wrong (see mha info --help)");
   expect_error(run_mha({"demo", "--heads", "two"}),
@@ -324,8 +332,7 @@ TEST_F(CliTerminalTest, ALongMapIsPooledToTheWidthAndSaysSo) {
       const ProgramResult result =
           run_mha_at_terminal({"demo", "--length", "300", "--causal"}, columns, environment_);
       EXPECT_EQ(result.exit_code, 0);
-      EXPECT_TRUE(contains(result.output, "Pooled from 300 x 300: a cell"))
-          << result.output;
+      EXPECT_TRUE(contains(result.output, "Pooled from 300 x 300: a cell")) << result.output;
       for (const std::string& line : lines_of(result.output)) {
         EXPECT_LE(width_of(line), columns) << line;
       }

@@ -22,6 +22,8 @@ struct Command {
 Command demo_command(CLI::App& program);
 Command run_command(CLI::App& program);
 Command map_command(CLI::App& program);
+Command convert_command(CLI::App& program);
+Command compare_command(CLI::App& program);
 Command info_command(CLI::App& program);
 Command bench_command(CLI::App& program);
 

@@ -14,6 +14,7 @@
 #include "attention_path.h"
 #include "command.h"
 #include "explain.h"
+#include "file_info.h"
 #include "text.h"
 
 namespace mha::cli {
@@ -88,14 +89,18 @@ std::string text(const nlohmann::ordered_json& info) {
 
 Command info_command(CLI::App& program) {
   const auto json = std::make_shared<bool>(false);
-  CLI::App* app = program.add_subcommand("info", "Show versions, threads and kernels");
+  CLI::App* app =
+      program.add_subcommand("info", "Show versions and kernels, or a weight file's layers");
+  const auto file = std::make_shared<std::string>();
   const auto explain = std::make_shared<ExplainOptions>();
+  app->add_option("--file", *file, "Show the attention layers of this weight file")
+      ->type_name("FILE");
   app->add_flag("--json", *json, "Write JSON");
   explain->add_to(*app);
   app->footer(
-      "Example: mha info\n"
+      "Example: mha info --file model.safetensors\n"
       "         mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
-  return {app, [json, explain] {
+  return {app, [json, file, explain] {
             if (explain->wanted()) {
               const auto lines = explain->explanation();
               if (*json) {
@@ -107,8 +112,10 @@ Command info_command(CLI::App& program) {
               }
               return kSuccess;
             }
-            const nlohmann::ordered_json info = information();
-            fmt::print("{}", *json ? json_text(info) : text(info));
+            const bool of_file = !file->empty();
+            const nlohmann::ordered_json info =
+                of_file ? file_information(*file) : information();
+            fmt::print("{}", *json ? json_text(info) : of_file ? file_text(info) : text(info));
             return kSuccess;
           }};
 }

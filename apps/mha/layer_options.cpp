@@ -1,10 +1,9 @@
 #include "layer_options.h"
 
-#include <mha/weight_file.h>
+#include <fmt/format.h>
 #include <weights/layout_spec.h>
 
-#include <algorithm>
-#include <vector>
+#include <nlohmann/json.hpp>
 
 #include "text.h"
 #include "validators.h"
@@ -12,39 +11,73 @@
 namespace mha::cli {
 namespace {
 
+constexpr at::ScalarType kFloatingTypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
+}  // namespace
+
 std::vector<std::string> layout_names() {
   std::vector<std::string> names;
   for (const Layout layout : detail::kLayouts) names.push_back(stream_text(layout));
   return names;
 }
 
-/// The layout of that name; the parser has let only such names through.
-Layout layout_named(const std::string& name) {
-  return *std::find_if(detail::kLayouts.begin(), detail::kLayouts.end(),
-                       [&](Layout layout) { return stream_text(layout) == name; });
+std::optional<Layout> layout_named(const std::string& name) {
+  for (const Layout layout : detail::kLayouts) {
+    if (stream_text(layout) == name) return layout;
+  }
+  return std::nullopt;
 }
-
-}  // namespace
 
 CLI::Option* LayerOptions::add_to(CLI::App& app, const char* file_option) {
   CLI::Option* file =
-      app.add_option(file_option, file_, "File with the layer, of safetensors or torch.save")->type_name("FILE");
+      app.add_option(file_option, file_, "File with the layer, of safetensors or torch.save")
+          ->type_name("FILE");
   app.add_option("--prefix", prefix_, "Where the layer lies in that file");
   one_of(app.add_option("--layout", layout_, "How the weights are named; default: detected"),
          layout_names());
   app.add_option("--heads", heads_, "Number of heads, unless the weight file says it")
       ->check(integer_from(1));
+  std::vector<std::string> dtypes;
+  for (const at::ScalarType type : kFloatingTypes) dtypes.push_back(dtype_text(type));
+  one_of(app.add_option("--dtype", dtype_, "Convert the weights; default: as in the file"),
+         dtypes);
   return file;
 }
 
 MultiHeadAttention LayerOptions::load() const {
   WeightFileOptions where;
-  where.prefix(prefix_);
-  if (!layout_.empty()) where.layout(layout_named(layout_));
-  MultiHeadAttention module(options_from_file(file_, heads_, where));
+  where.prefix(prefix_).convert_dtype(!dtype_.empty());
+  if (const auto layout = layout_named(layout_)) where.layout(*layout);
+  MultiHeadAttentionOptions options = options_from_file(file_, heads_, where);
+  for (const at::ScalarType type : kFloatingTypes) {
+    if (dtype_text(type) == dtype_) options.dtype(type);
+  }
+  MultiHeadAttention module(options, detail::Undrawn{});
   mha::load(module, file_, where);
   module->eval();
   return module;
+}
+
+nlohmann::ordered_json LayerOptions::described(const MultiHeadAttention& module) const {
+  return {{"file", file_},
+          {"prefix", prefix_},
+          {"d_model", module->options.d_model()},
+          {"heads", module->options.num_heads()},
+          {"kv_heads", module->num_kv_heads()},
+          {"head_dim", module->head_dim()},
+          {"dtype", dtype_text(module->W_q->weight.scalar_type())}};
+}
+
+std::string layer_text(const nlohmann::ordered_json& layer) {
+  const auto number = [&](const char* name) { return layer[name].get<int64_t>(); };
+  const auto prefix = layer["prefix"].get<std::string>();
+  const auto groups = number("kv_heads") == number("heads")
+                          ? std::string()
+                          : fmt::format(" sharing {} of keys", number("kv_heads"));
+  return fmt::format("{}{}{}\n  {:<9}d_model {}, {} heads of size {}{}, {}\n",
+                     layer["file"].get<std::string>(), prefix.empty() ? "" : ": ", prefix,
+                     "layer", number("d_model"), number("heads"), number("head_dim"), groups,
+                     layer["dtype"].get<std::string>());
 }
 
 }  // namespace mha::cli

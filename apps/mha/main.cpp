@@ -42,8 +42,9 @@ ExitCode run_program(int argc, const char* const* argv) {
   program.footer(
       "Example: mha demo\n"
       "Exit codes: 0 success, 1 a difference above the tolerance, 2 an error.");
-  const std::array commands = {demo_command(program), run_command(program),
-                               map_command(program), info_command(program),
+  const std::array commands = {demo_command(program),    run_command(program),
+                               convert_command(program), compare_command(program),
+                               map_command(program),     info_command(program),
                                bench_command(program)};
   try {
     program.parse(argc, argv);
@@ -63,7 +64,8 @@ ExitCode run_program(int argc, const char* const* argv) {
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }
-  return report_error("expected a command, demo, run, map, info or bench (see mha --help)");
+  return report_error(
+      "expected a command, demo, run, convert, compare, map, info or bench (see mha --help)");
 }
 
 }  // namespace

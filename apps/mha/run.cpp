@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,7 +13,7 @@
 #include <vector>
 
 #include "command.h"
-#include "layer_input.h"
+#include "layer_call.h"
 #include "layer_options.h"
 #include "mask_options.h"
 #include "text.h"
@@ -57,29 +56,15 @@ void check_output_is_no_input(const RunArguments& arguments) {
   }
 }
 
-nlohmann::ordered_json described(const at::Tensor& tensor) {
-  return {{"shape", tensor.sizes().vec()}, {"dtype", dtype_text(tensor.scalar_type())}};
-}
-
 std::string text(const nlohmann::ordered_json& report) {
-  std::string lines;
+  std::string lines = layer_text(report["layer"]);
   const auto line = [&lines](const std::string& name, const std::string& content) {
     lines += fmt::format("  {:<9}{}\n", name, content);
   };
-  const auto tensor = [](const nlohmann::ordered_json& json) {
-    const auto shape = json["shape"].get<std::vector<int64_t>>();
-    return fmt::format("({}) {}", fmt::join(shape, ", "), json["dtype"].get<std::string>());
-  };
-  const nlohmann::ordered_json& layer = report["layer"];
-  const auto prefix = layer["prefix"].get<std::string>();
-  lines += fmt::format("{}{}{}\n", layer["file"].get<std::string>(), prefix.empty() ? "" : ": ",
-                       prefix);
-  line("layer", fmt::format("d_model {}, {} heads of size {}", layer["d_model"].get<int64_t>(),
-                            layer["heads"].get<int64_t>(), layer["head_dim"].get<int64_t>()));
-  for (const auto& [name, json] : report["inputs"].items()) line(name, tensor(json));
+  for (const auto& [name, json] : report["inputs"].items()) line(name, tensor_text(json));
   line("mask", report["mask"].get<std::string>());
   lines += fmt::format("{}\n", report["output_file"].get<std::string>());
-  for (const auto& [name, json] : report["outputs"].items()) line(name, tensor(json));
+  for (const auto& [name, json] : report["outputs"].items()) line(name, tensor_text(json));
   const auto unused = report["unused_tensors"].get<std::vector<std::string>>();
   if (!unused.empty()) {
     lines += fmt::format("Not used: {} in {}\n", fmt::join(unused, ", "),
@@ -92,41 +77,24 @@ ExitCode run_layer(const RunArguments& arguments) {
   const c10::NoGradGuard no_grad;
   check_output_is_no_input(arguments);
   MultiHeadAttention module = arguments.layer.load();
-
   LayerInput input(arguments.input);
-  const Mask mask =
-      arguments.mask.mask([&input](const std::string& name, const std::string& option) {
-        return input.tensor(name, option);
-      });
-  const LayerInput::Sequences names = input.sequences(arguments.mask.tensor_names());
-  const at::ScalarType dtype = module->W_q->weight.scalar_type();
-  const at::Tensor query = input.sequence(names.query, dtype);
-  const at::Tensor key = input.sequence(names.key, dtype);
-  const at::Tensor value = input.sequence(names.value, dtype);
-
-  const AttentionOutput result =
-      module->forward(query, key, value, mask, named(kMaps, arguments.maps));
+  const LayerCall call = read_call(input, arguments.mask, module->W_q->weight.scalar_type());
+  const AttentionOutput result = module->forward(call.query, call.key, call.value, call.mask,
+                                                 named(kMaps, arguments.maps));
   detail::TensorFile file;
   file.tensors["output"] = result.output;
   if (result.weights.defined()) file.tensors["weights"] = result.weights;
   detail::write_safetensors(arguments.output, file);
 
   nlohmann::ordered_json report = {
-      {"layer",
-       {{"file", arguments.layer.file()},
-        {"prefix", arguments.layer.prefix()},
-        {"d_model", module->options.d_model()},
-        {"heads", module->options.num_heads()},
-        {"head_dim", module->head_dim()}}},
+      {"layer", arguments.layer.described(module)},
       {"input_file", arguments.input},
-      {"inputs", {{names.query, described(query)}}},
-      {"mask", stream_text(mask)},
+      {"inputs", described(call)},
+      {"mask", stream_text(call.mask)},
       {"output_file", arguments.output},
       {"outputs", nlohmann::ordered_json::object()},
       {"unused_tensors", input.unused()},
   };
-  if (key.defined()) report["inputs"][names.key] = described(key);
-  if (value.defined()) report["inputs"][names.value] = described(value);
   for (const auto& [name, tensor] : file.tensors) report["outputs"][name] = described(tensor);
   fmt::print("{}", arguments.json ? json_text(report) : text(report));
   return kSuccess;
@@ -141,7 +109,7 @@ Command run_command(CLI::App& program) {
   const auto file = [app](const char* name, std::string& path, const char* what) {
     app->add_option(name, path, what)->required()->type_name("FILE");
   };
-  arguments->layer.add_to(*app, "--weights")->required();
+  arguments->layer.add_to(*app)->required();
   file("--input", arguments->input, "File with the input, of safetensors or torch.save");
   file("--output", arguments->output, "safetensors file for `output` and `weights`");
   one_of(app->add_option("--maps", arguments->maps, "Which attention weights to write"),

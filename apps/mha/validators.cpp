@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 namespace mha::cli {
 
@@ -18,6 +19,15 @@ CLI::Validator integer_from(int64_t smallest) {
     int64_t value = 0;
     if (read_integer(text, value) && value >= smallest) return {};
     return fmt::format("expected an integer >= {}, found '{}'", smallest, text);
+  };
+  return CLI::Validator(problem, "");
+}
+
+CLI::Validator number_from_zero() {
+  const auto problem = [](const std::string& text) -> std::string {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= 0 && std::isfinite(value)) return {};
+    return fmt::format("expected a number >= 0, found '{}'", text);
   };
   return CLI::Validator(problem, "");
 }

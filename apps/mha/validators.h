@@ -17,6 +17,9 @@ bool read_integer(const std::string& text, int64_t& value);
 /// Accepts integers from `smallest` on.
 CLI::Validator integer_from(int64_t smallest);
 
+/// Accepts finite numbers from 0 on.
+CLI::Validator number_from_zero();
+
 /// Lets `option` take one of `names`, which the help shows.
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& names);
 

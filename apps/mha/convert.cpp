@@ -1,0 +1,79 @@
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <mha/multi_head_attention.h>
+#include <mha/weight_file.h>
+#include <weights/safetensors.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "command.h"
+#include "layer_call.h"
+#include "layer_options.h"
+#include "text.h"
+#include "validators.h"
+
+namespace mha::cli {
+namespace {
+
+struct ConvertArguments {
+  LayerOptions layer;
+  std::string output, layout = "native", prefix;
+  bool json = false;
+};
+
+std::string text(const nlohmann::ordered_json& report) {
+  std::string lines = layer_text(report["layer"]);
+  lines += fmt::format("{} ({} layout)\n", report["output_file"].get<std::string>(),
+                       report["layout"].get<std::string>());
+  for (const auto& [name, json] : report["tensors"].items()) {
+    lines += fmt::format("  {}  {}\n", name, tensor_text(json));
+  }
+  return lines;
+}
+
+ExitCode convert_layer(const ConvertArguments& arguments) {
+  std::error_code ignored;  // a file that isn't there yet is no input
+  TORCH_CHECK(!std::filesystem::equivalent(arguments.output, arguments.layer.file(), ignored),
+              "--output: expected another file than ", arguments.layer.file(),
+              ", which is read");
+  const MultiHeadAttention module = arguments.layer.load();
+  save(module, arguments.output,
+       WeightFileOptions().prefix(arguments.prefix).layout(*layout_named(arguments.layout)));
+
+  nlohmann::ordered_json report = {{"layer", arguments.layer.described(module)},
+                                   {"output_file", arguments.output},
+                                   {"layout", arguments.layout},
+                                   {"tensors", nlohmann::ordered_json::object()}};
+  for (const auto& [name, tensor] : detail::read_safetensors(arguments.output).tensors) {
+    report["tensors"][name] = described(tensor);
+  }
+  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  return kSuccess;
+}
+
+}  // namespace
+
+Command convert_command(CLI::App& program) {
+  const auto arguments = std::make_shared<ConvertArguments>();
+  CLI::App* app =
+      program.add_subcommand("convert", "Write a layer in another layout, format or dtype");
+  arguments->layer.add_to(*app)->required();
+  app->add_option("--output", arguments->output, "safetensors file to write")
+      ->required()
+      ->type_name("FILE");
+  one_of(app->add_option("--to-layout", arguments->layout, "How to name the weights there"),
+         layout_names())
+      ->capture_default_str();
+  app->add_option("--to-prefix", arguments->prefix, "Where to put the layer there");
+  app->add_flag("--json", arguments->json, "Write JSON");
+  app->footer(
+      "Example: mha convert --weights pytorch_model.bin --prefix h.0.attn --heads 12 \\\n"
+      "             --output layer.safetensors --to-layout torch --dtype float32\n"
+      "The options of the layer are stored too, so that --heads is not needed again.");
+  return {app, [arguments] { return convert_layer(*arguments); }};
+}
+
+}  // namespace mha::cli

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+namespace mha::cli {
+
+/// The format of a weight file and the attention layers in it.
+nlohmann::ordered_json file_information(const std::string& path);
+
+/// The same for a person.
+std::string file_text(const nlohmann::ordered_json& information);
+
+}  // namespace mha::cli
