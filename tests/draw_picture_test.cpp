@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "draw/picture.h"
+#include "expect.h"
 #include "file_support.h"
 #include "support.h"
 #include "torch_headers.h"
@@ -23,6 +24,41 @@ Maps random_maps(at::IntArrayRef shape) {
   Maps maps;
   maps.weights = random.normal(shape).softmax(-1);
   return maps;
+}
+
+// Pooled by the map itself, which rounds the sums of weights in another order.
+TEST(PictureTest, ATracedCallIsDrawnAsItsDenseWeightsAre) {
+  test::Random random(4);
+  const auto x = random.normal({2, 3, 40, 8});
+  const AttentionMap map(x, x, Mask::causal());
+  Maps traced, dense;
+  traced.map = map;
+  traced.sample = 1;
+  dense.weights = map.dense()[1];
+  for (const int64_t most : {40, 9}) {
+    const Picture expected = picture_of(dense, {}, most, most);
+    const Picture actual = picture_of(traced, {}, most, most);
+    ASSERT_EQ(actual.panels.size(), expected.panels.size());
+    EXPECT_TRUE(actual.has_blank);
+    for (size_t head = 0; head < expected.panels.size(); ++head) {
+      const auto &found = actual.panels[head].values, &wanted = expected.panels[head].values;
+      ASSERT_EQ(found.size(), wanted.size());
+      for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], wanted[i], 2e-6) << i;
+    }
+  }
+}
+
+TEST(PictureTest, WhatDoesNotFitATracedCallIsRefused) {
+  const auto x = at::randn({1, 2, 4, 8});
+  Maps maps;
+  maps.map = AttentionMap(x, x);
+  EXPECT_TRUE(test::refuses([&] { picture_of(maps, Options().causal(true), 4, 4); },
+                            {"causal", "own mask"}));
+  maps.sample = 1;
+  EXPECT_TRUE(test::refuses([&] { picture_of(maps, {}, 4, 4); }, {"sample", "0", "1"}));
+  maps.sample = 0;
+  maps.weights = at::ones({2, 4, 4});
+  EXPECT_TRUE(test::refuses([&] { picture_of(maps, {}, 4, 4); }, {"weights", "map", "both"}));
 }
 
 TEST(PictureTest, AMapWithinItsRoomIsTheWeightsThemselves) {

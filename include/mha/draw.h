@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <mha/attention_map.h>
 #include <torch/arg.h>
 
 #include <cstdint>
@@ -16,6 +17,9 @@
 ///     maps.queries = maps.keys = {"[CLS]", "a", "cat", "[SEP]"};
 ///     mha::draw::save(maps, "cat.html");
 ///
+///     maps.weights = {};
+///     maps.map = attention->trace(x, x, x).map;  // the same, also for long inputs
+///
 /// Queries go downwards, keys to the right. Blank is what may not be attended to: a weight of
 /// exactly 0, which the softmax gives to a blocked key only.
 namespace mha::draw {
@@ -24,6 +28,12 @@ namespace mha::draw {
 struct Maps {
   /// (H, L, S) or (L, S), floating, >= 0, on any device.
   at::Tensor weights;
+  /// In place of `weights`: a traced call, of which only the cells of the picture are formed,
+  /// so that long inputs take no memory for a map. It shows its own mask, and `Options::causal`
+  /// is not for it.
+  std::optional<AttentionMap> map;
+  /// Which sample of `map` is drawn.
+  int64_t sample = 0;
   /// The tokens, L and S of them; empty: their indices. They may hold anything: bytes that are
   /// no UTF-8, control characters and markup are shown, never acted on.
   std::vector<std::string> queries, keys;

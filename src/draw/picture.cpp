@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "label.h"
 
@@ -35,6 +37,11 @@ Axis axis_of(const char* name, int64_t size, const std::vector<std::string>& lab
   return axis;
 }
 
+void check_heads(int64_t heads) {
+  TORCH_CHECK(heads <= kMostMaps, "weights: expected at most ", kMostMaps,
+              " heads in a picture, found ", heads);
+}
+
 /// (H, L, S), float32, contiguous, on the CPU.
 at::Tensor checked_weights(const at::Tensor& weights) {
   TORCH_CHECK(weights.defined(), "weights: expected a tensor, found none");
@@ -43,8 +50,7 @@ at::Tensor checked_weights(const at::Tensor& weights) {
               weights.sizes());
   TORCH_CHECK(weights.numel() > 0, "weights: expected at least one head, query and key, found ",
               weights.sizes());
-  TORCH_CHECK(weights.dim() == 2 || weights.size(0) <= kMostMaps, "weights: expected at most ",
-              kMostMaps, " heads in a picture, found ", weights.size(0));
+  check_heads(weights.dim() == 2 ? 1 : weights.size(0));
   TORCH_CHECK(weights.is_floating_point(), "weights: expected a floating dtype, found ",
               weights.scalar_type());
   at::Tensor result = weights.detach().to(at::kCPU, at::kFloat).contiguous();
@@ -85,6 +91,59 @@ std::vector<float> pooled(const float* weights, int64_t head, const Axis& querie
   return values;
 }
 
+/// What the cells come from.
+struct Source {
+  int64_t heads, queries, keys;
+  at::Tensor weights;               // (H, L, S), float32, contiguous, on the CPU; or undefined
+  std::optional<AttentionMap> map;  // then this one
+  int64_t sample;
+
+  /// Of each head, row after row.
+  std::vector<std::vector<float>> cells(const Axis& rows, const Axis& columns,
+                                        bool causal) const {
+    std::vector<std::vector<float>> found;
+    if (!map) {
+      for (int64_t head = 0; head < heads; ++head) {
+        const float* first = weights.data_ptr<float>() + head * queries * keys;
+        found.push_back(pooled(first, head, rows, columns, causal));
+      }
+      return found;
+    }
+    const auto all = map->pooled(rows.cells, columns.cells).to(at::kCPU, at::kFloat);
+    const auto own = all.reshape({-1, heads, rows.cells, columns.cells});
+    TORCH_CHECK(sample >= 0 && sample < own.size(0), "sample: expected 0 <= sample < ",
+                own.size(0), ", found ", sample);
+    const auto drawn = own[sample].contiguous();
+    const float* next = drawn.data_ptr<float>();
+    for (int64_t head = 0; head < heads; ++head) {
+      auto& values = found.emplace_back();
+      for (int64_t i = 0; i < rows.cells * columns.cells; ++i, ++next) {
+        check_weight(*next, head, rows.first(i / columns.cells),
+                     columns.first(i % columns.cells));
+        values.push_back(*next > 0 ? *next : Picture::kBlank);
+      }
+    }
+    return found;
+  }
+};
+
+Source source_of(const Maps& maps, const Options& options) {
+  TORCH_CHECK(!maps.map || !maps.weights.defined(),
+              "map: expected either weights or map, found both");
+  if (!maps.map) {
+    const at::Tensor weights = checked_weights(maps.weights);
+    return {weights.size(0), weights.size(1), weights.size(2), weights, std::nullopt, 0};
+  }
+  const AttentionMap& map = *maps.map;
+  check_heads(map.num_heads());
+  TORCH_CHECK(map.num_heads() > 0 && map.num_queries() > 0 && map.num_keys() > 0,
+              "map: expected at least one head, query and key, found ", map.num_heads(), ", ",
+              map.num_queries(), " and ", map.num_keys());
+  TORCH_CHECK(!options.causal(),
+              "causal: expected false with map, which shows its own mask, found true");
+  return {map.num_heads(), map.num_queries(), map.num_keys(), {}, map, maps.sample};
+}
+
 std::string name_of_panel(const Maps& maps, int64_t heads, int64_t head) {
   if (!maps.names.empty())
     return fitted(printable(maps.names[static_cast<size_t>(head)]), kLongestLabel, true);
@@ -94,6 +153,7 @@ std::string name_of_panel(const Maps& maps, int64_t heads, int64_t head) {
 }  // namespace
 
 int64_t heads_of(const Maps& maps) {
+  if (maps.map) return maps.map->num_heads();
   return maps.weights.defined() && maps.weights.dim() == 3 ? maps.weights.size(0) : 1;
 }
 
@@ -139,8 +199,8 @@ std::vector<std::string> Picture::notes() const {
 Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,
                    int64_t most_columns) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor weights = checked_weights(maps.weights);
-  const int64_t heads = weights.size(0);
+  const Source source = source_of(maps, options);
+  const int64_t heads = source.heads;
   TORCH_CHECK(maps.names.empty() || static_cast<int64_t>(maps.names.size()) == heads,
               "names: expected ", heads, ", one for each head, or none, found ",
               maps.names.size());
@@ -150,18 +210,17 @@ Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,
 
   Picture picture;
   picture.title = fitted(printable(maps.title), kLongestTitle, true);
-  picture.queries = axis_of("queries", weights.size(1), maps.queries, most_rows);
-  picture.keys = axis_of("keys", weights.size(2), maps.keys, most_columns);
+  picture.queries = axis_of("queries", source.queries, maps.queries, most_rows);
+  picture.keys = axis_of("keys", source.keys, maps.keys, most_columns);
   picture.is_causal = options.causal();
   picture.scale = options.scale();
   picture.colours = options.colours();
-  const int64_t size = weights.size(1) * weights.size(2);
+  auto cells = source.cells(picture.queries, picture.keys, options.causal());
   float largest = 0;
   for (int64_t head = 0; head < heads; ++head) {
     Panel panel;
     panel.name = name_of_panel(maps, heads, head);
-    panel.values = pooled(weights.const_data_ptr<float>() + head * size, head, picture.queries,
-                          picture.keys, options.causal());
+    panel.values = std::move(cells[static_cast<size_t>(head)]);
     for (const float value : panel.values) {
       largest = std::max(largest, value);
       picture.has_blank = picture.has_blank || value < 0;
