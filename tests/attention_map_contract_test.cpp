@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <thread>
@@ -14,6 +13,7 @@
 
 #include "attention_path.h"
 #include "expect.h"
+#include "peak_memory.h"
 #include "support.h"
 #include "torch_headers.h"
 
@@ -162,19 +162,6 @@ TEST(AttentionMapContractTest, OneMapServesSeveralThreads) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// MiB of this process's memory at its highest since `reset`.
-class PeakMemory {
- public:
-  static void reset() { std::ofstream("/proc/self/clear_refs") << 5; }
-  static double mib() {
-    std::ifstream status("/proc/self/status");
-    for (std::string line; std::getline(status, line);) {
-      if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024;
-    }
-    return 0;
-  }
-};
-
 // The widest instruction set takes a map of 1 GiB, the others of 64 MiB and the plain path,
 // which forms 2^21 weights at a time and a dozen copies of them, of 512 MiB.
 TEST(AttentionMapContractTest, SummariesOfLongInputsTakeNoMemoryForAMap) {

@@ -5,8 +5,9 @@
 
 #include <chrono>
 #include <cstdint>
-#include <fstream>
 #include <string>
+
+#include "peak_memory.h"
 
 namespace mha::test {
 
@@ -19,24 +20,16 @@ struct Cost {
 
 template <typename Call>
 Cost cost_of(Call call) {
-  const auto peak = [] {
-    std::ifstream status("/proc/self/status");
-    int64_t kilobytes = 0;
-    for (std::string word; status >> word;) {
-      if (word == "VmHWM:") status >> kilobytes;
-    }
-    return kilobytes * 1024;
-  };
   malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << 5;  // the peak starts anew
-  const int64_t before = peak();
+  PeakMemory::reset();
+  const int64_t before = PeakMemory::bytes();
   const auto start = std::chrono::steady_clock::now();
   call();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return {seconds.count(), 0 * before};
 #else
-  return {seconds.count(), peak() - before};
+  return {seconds.count(), PeakMemory::bytes() - before};
 #endif
 }
 

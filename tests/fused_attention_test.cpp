@@ -15,18 +15,20 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "attention_path.h"
 #include "attention_setting.h"
+#include "peak_memory.h"
 #include "plain_attention.h"
 #include "torch_headers.h"
 
 namespace mha::detail {
 namespace {
+
+using test::PeakMemory;
 
 // What a call gives by name: output, weights if wanted, gradients of q, k, v and the mask's
 // terms.
@@ -175,19 +177,6 @@ TEST_F(FusedAttentionTest, AgreesForEveryHeadSizeAroundTheVectorWidths) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// MiB of this process's memory at its highest since `reset`.
-class PeakMemory {
- public:
-  static void reset() { std::ofstream("/proc/self/clear_refs") << 5; }
-  static double mib() {
-    std::ifstream status("/proc/self/status");
-    for (std::string line; std::getline(status, line);) {
-      if (line.rfind("VmHWM:", 0) == 0) return std::stod(line.substr(6)) / 1024;
-    }
-    return 0;
-  }
-};
-
 // One map of one head would be 1 GiB at 16,384 and 256 MiB at 8,192.
 TEST_F(FusedAttentionTest, LongInputsTakeNoMemoryForAMap) {
   const auto q = torch::randn({1, 2, 16384, 64}), k = torch::randn({1, 2, 16384, 64});
