@@ -12,6 +12,7 @@
 #include "cpu_kernels.h"
 #include "huge_pages.h"
 #include "kernel_mask.h"
+#include "kernel_rows.h"
 #include "run_tasks.h"
 
 namespace mha::detail {
@@ -19,20 +20,11 @@ namespace {
 
 constexpr double ln2 = 0.693147180559945309;
 
-template <typename T>
-cpu::Rows<T> kernel_rows(const at::Tensor& tensor) {
-  return {tensor.data_ptr<float>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
-}
-
-at::Tensor with_unit_stride(const at::Tensor& tensor) {
-  return tensor.size(3) > 1 && tensor.stride(3) != 1 ? tensor.contiguous() : tensor;
-}
-
 // A view in the form the kernels read, and the memory that it points to.
 struct PackedSource {
   explicit PackedSource(const MapView& view)
-      : query(with_unit_stride(view.query)),
-        key(with_unit_stride(view.key)),
+      : query(kernel_view(view.query)),
+        key(kernel_view(view.key)),
         mask(pack_mask(view.mask, cpu_kernels())) {
     source.batch = query.size(0);
     source.heads = query.size(1);

@@ -18,9 +18,7 @@ template <typename Visit>
 void for_each_tensor(const MapState& state, const Visit& visit) {
   visit("query", state.query);
   visit("key", state.key);
-  const auto& mask = state.mask;
-  for (const auto* list :
-       {&mask.lengths, &mask.keep_keys, &mask.block_keys, &mask.keep, &mask.block, &mask.add}) {
+  for (const auto* list : tensor_lists(state.mask)) {
     for (const auto& tensor : *list) visit("mask", tensor);
   }
 }

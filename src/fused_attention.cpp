@@ -1,10 +1,10 @@
 #include "fused_attention.h"
 
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
 
+#include "gradients.h"
 #include "kernel_attention.h"
 #include "plain_attention.h"
 
@@ -20,10 +20,6 @@ struct Settings : torch::CustomClassHolder {
   AttentionCall call;
 };
 
-std::vector<std::vector<at::Tensor>*> tensor_lists(ResolvedMask& mask) {
-  return {&mask.lengths, &mask.keep_keys, &mask.block_keys, &mask.keep, &mask.block, &mask.add};
-}
-
 // Gradients of the plain path: they have gradients themselves, and flow from the weights as
 // well. `inputs` are query, key, value and the terms that the mask adds.
 variable_list plain_gradients(variable_list inputs, const variable_list& grad_outputs,
@@ -35,25 +31,7 @@ variable_list plain_gradients(variable_list inputs, const variable_list& grad_ou
   }
   mask.add.assign(inputs.begin() + 3, inputs.end());
   const auto result = plain_attention(inputs[0], inputs[1], inputs[2], mask, call);
-  variable_list outputs, given, wanted;
-  const at::Tensor* results[] = {&result.output, &result.weights};
-  for (size_t i = 0; i < grad_outputs.size(); ++i) {
-    if (!grad_outputs[i].defined()) continue;
-    outputs.push_back(*results[i]);
-    given.push_back(grad_outputs[i]);
-  }
-  for (const auto& input : inputs) {
-    if (input.requires_grad()) wanted.push_back(input);
-  }
-  const auto found =
-      torch::autograd::grad(outputs, wanted, given,
-                            /*retain_graph=*/create_graph, create_graph, /*allow_unused=*/true);
-  variable_list grads;
-  auto next = found.begin();
-  for (const auto& input : inputs) {
-    grads.push_back(input.requires_grad() ? *next++ : at::Tensor());
-  }
-  return grads;
+  return gradients({result.output, result.weights}, grad_outputs, inputs, create_graph);
 }
 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {

@@ -42,7 +42,7 @@ at::Tensor whole_rows(const at::Tensor& heads) {
 
 // By the kernels in one pass, without gradients; the appended tokens are written in place.
 Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& cache,
-                         const Tokens& tokens) {
+                         const Tokens& tokens, bool heads_are_passing) {
   const auto& options = module.options;
   const int64_t extra = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
   const auto query = tokens.query.to(at::kFloat);
@@ -51,8 +51,12 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   const int64_t keys = key.size(1);
   const int64_t h = options.num_heads(), kv_heads = module.num_kv_heads(),
                 d = module.head_dim();
-  const auto q = allocate_heads(query, h, d, 0, recycled);
-  const auto k = allocate_heads(key, kv_heads, d, extra, recycled);
+  // Queries and keys that are kept shall keep no more memory than their own.
+  const auto allocate = [&](at::IntArrayRef sizes) {
+    return heads_are_passing ? recycled(sizes) : at::empty(sizes, query.options());
+  };
+  const auto q = allocate_heads(query, h, d, 0, allocate);
+  const auto k = allocate_heads(key, kv_heads, d, extra, allocate);
   const auto v = allocate_heads(value, kv_heads, d, extra, recycled);
   project({{query, module.W_q.get(), 0, whole_rows(q)},
            {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
@@ -107,8 +111,8 @@ Heads project_recorded(MultiHeadAttentionImpl& module, PackedWeights& cache,
 
 }  // namespace
 
-Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                    const Tokens& tokens) {
+Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens,
+                    bool heads_are_passing) {
   const bool wants = wants_gradient(tokens.query, *module.W_q) ||
                      wants_gradient(tokens.key, *module.W_k) ||
                      wants_gradient(tokens.value, *module.W_v) ||
@@ -117,7 +121,7 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
   const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
                           takes_kernels(tokens.key, *module.W_k) &&
                           takes_kernels(tokens.value, *module.W_v);
-  return by_kernels && !wants ? project_unrecorded(module, cache, tokens)
+  return by_kernels && !wants ? project_unrecorded(module, cache, tokens, heads_are_passing)
                               : project_recorded(module, cache, tokens);
 }
 

@@ -17,8 +17,10 @@ struct Heads {
 };
 
 /// Applies W_q, W_k and W_v, and appends the keys and values of `add_bias_kv` and
-/// `add_zero_attn`. Without gradients in float32 on the CPU it is one pass of the kernels.
-Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens);
+/// `add_zero_attn`. Without gradients in float32 on the CPU it is one pass of the kernels. The
+/// caller says whether queries and keys end before its own call does.
+Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens,
+                    bool heads_are_passing);
 
 /// Merges the heads (N, H, L, D) and applies W_o: (N, L, E), laid out as the module's
 /// `batch_first` says.

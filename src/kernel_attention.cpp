@@ -15,22 +15,13 @@
 #include "finite.h"
 #include "huge_pages.h"
 #include "kernel_mask.h"
+#include "kernel_rows.h"
 #include "non_finite.h"
 #include "recycled.h"
 #include "run_tasks.h"
 
 namespace mha::detail {
 namespace {
-
-// (N, H, T, D) with unit stride in D.
-at::Tensor kernel_view(const at::Tensor& tensor) {
-  return tensor.size(-1) > 1 && tensor.stride(-1) != 1 ? tensor.contiguous() : tensor;
-}
-
-template <typename T>
-cpu::Rows<T> rows(const at::Tensor& tensor) {
-  return {tensor.data_ptr<float>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
-}
 
 cpu::Storage storage_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -97,7 +88,7 @@ PreparedCall prepare(const at::Tensor& query, const at::Tensor& key, const at::T
   args.head_dim = q.size(3);
   args.value_dim = v.size(3);
   args.scale = static_cast<float>(call.scale);
-  args.query = rows<const float>(q);
+  args.query = kernel_rows<const float>(q);
   args.storage = storage_of(k);
   args.key = stored_rows(k);
   args.value = stored_rows(v);
@@ -129,7 +120,7 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
                       {},
                       {},
                       {}};
-  args.output = rows<float>(result.output);
+  args.output = kernel_rows<float>(result.output);
   const auto want_statistics = [&] {
     if (result.row_maximum.defined()) return;
     result.row_maximum = at::empty({n, h, l}, options);
@@ -143,7 +134,7 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
     args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
   } else if (call.weights == Weights::per_head) {
     result.weights = at::empty({n, h, l, args.keys}, options);
-    args.weights = rows<float>(result.weights);
+    args.weights = kernel_rows<float>(result.weights);
   }
   if (result.weights.defined()) {
     prefer_huge_pages(result.weights.data_ptr(), result.weights.nbytes());
@@ -164,8 +155,8 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
       attend(kernels, args);
       break;
     case ForwardKernel::tiles_of_pairs: {
-      const auto pairs = at::empty({kernels.value_pairs(args)}, at::kInt);
-      auto* data = reinterpret_cast<uint32_t*>(pairs.data_ptr<int32_t>());
+      const auto pairs = recycled({kernels.value_pairs(args)});  // words, of the size of floats
+      auto* data = reinterpret_cast<uint32_t*>(pairs.data_ptr<float>());
       run_tasks(n * args.kv_heads, 1,
                 [&](int64_t i, float*) { kernels.pair_values(args, i, i + 1, data); });
       args.value_pairs = data;
@@ -221,23 +212,23 @@ std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
   args.head_dim = q.size(3);
   args.value_dim = v.size(3);
   args.scale = static_cast<float>(call.scale);
-  args.query = rows<const float>(q);
-  args.key = rows<const float>(k);
-  args.value = rows<const float>(v);
-  args.output = rows<const float>(o);
-  args.grad_output = rows<const float>(go);
+  args.query = kernel_rows<const float>(q);
+  args.key = kernel_rows<const float>(k);
+  args.value = kernel_rows<const float>(v);
+  args.output = kernel_rows<const float>(o);
+  args.grad_output = kernel_rows<const float>(go);
   args.row_maximum = result.row_maximum.data_ptr<float>();
   args.row_factor = result.row_factor.data_ptr<float>();
-  args.grad_query = rows<float>(grad_query);
-  args.grad_key = rows<float>(grad_key);
-  args.grad_value = rows<float>(grad_value);
+  args.grad_query = kernel_rows<float>(grad_query);
+  args.grad_key = kernel_rows<float>(grad_key);
+  args.grad_value = kernel_rows<float>(grad_value);
   args.mask = packed.mask;
   args.dropout = kernel_dropout(call);
   const int64_t scratch_size = kernels.backward_scratch(args);
   args.chunks = kernels.backward_chunks(args);
   at::Tensor shares;
   if (args.chunks > 1) {
-    shares = at::empty({args.chunks, n, h, l, q.size(3)}, q.options());
+    shares = recycled({args.chunks, n, h, l, q.size(3)});
     args.query_shares = shares.data_ptr<float>();
   }
   run_tasks(n * kv_h * args.chunks, scratch_size,
@@ -254,7 +245,7 @@ std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
     return grads;
   }
   const auto grad_added = zeros_like_sum(mask.add, q);
-  args.grad_added = rows<float>(grad_added);
+  args.grad_added = kernel_rows<float>(grad_added);
   if (grad_added.size(0) == 1) args.grad_added.n = 0;
   if (grad_added.size(1) == 1) args.grad_added.h = 0;
   const int64_t planes = grad_added.size(0) * grad_added.size(1);

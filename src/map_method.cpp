@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "gradients.h"
+
 namespace mha::detail {
 namespace {
 
@@ -148,31 +150,6 @@ variable_list gradients_by_parts(const MapMethod& method, const MapView& view,
   return sums;
 }
 
-// With a graph, so that the gradients have gradients themselves.
-variable_list gradients_with_graph(const MapMethod& method, const MapView& view,
-                                   const variable_list& grads) {
-  const auto results = compute_by_parts(method, view);
-  Reached reached;
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (!grads[i].defined()) continue;
-    reached.results.push_back(results[i]);
-    reached.grads.push_back(grads[i]);
-  }
-  variable_list wanted;
-  for (const auto& input : inputs_of(view)) {
-    if (input.requires_grad()) wanted.push_back(input);
-  }
-  const auto found = torch::autograd::grad(reached.results, wanted, reached.grads,
-                                           /*retain_graph=*/true, /*create_graph=*/true,
-                                           /*allow_unused=*/true);
-  variable_list all;
-  auto next = found.begin();
-  for (const auto& input : inputs_of(view)) {
-    all.push_back(input.requires_grad() ? *next++ : at::Tensor());
-  }
-  return all;
-}
-
 // What the backward needs beyond the inputs.
 struct MapSettings : torch::CustomClassHolder {
   MapMethod method;
@@ -205,7 +182,8 @@ class MapFunction : public torch::autograd::Function<MapFunction> {
     auto view = with_inputs(settings->view, context->get_saved_variables());
     view.statistics = {};
     auto found = at::GradMode::is_enabled()
-                     ? gradients_with_graph(settings->method, view, grads)
+                     ? gradients(compute_by_parts(settings->method, view), grads,
+                                 inputs_of(view), /*create_graph=*/true)
                      : gradients_by_parts(settings->method, view, grads);
     found.resize(found.size() + 2);  // none for the view and the method
     return found;

@@ -158,8 +158,9 @@ AttentionOutput MultiHeadAttentionImpl::attend(const at::Tensor& query, const at
                      : batch_first_view(given_value, options.batch_first());
   drop_unseen_tokens(tokens, resolved);
 
-  const auto [q, k, v] = detail::project_heads(*this, *packed_weights_, tokens);
   const bool traced = map || detail::is_recording();
+  const auto [q, k, v] = detail::project_heads(*this, *packed_weights_, tokens,
+                                               /*heads_are_passing=*/!traced);
   detail::RowStatistics statistics;
   auto [heads_output, maps] =
       detail::attention(q, k, v, resolved,

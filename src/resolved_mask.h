@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <mha/mask.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace mha::detail {
@@ -40,6 +42,15 @@ struct ResolvedMask {
 
   bool allows_everything() const;
 };
+
+/// All lists of tensors of a mask, always in this order.
+template <typename Mask>
+auto tensor_lists(Mask& mask) {
+  using List = std::conditional_t<std::is_const_v<Mask>, const std::vector<at::Tensor>,
+                                  std::vector<at::Tensor>>;
+  return std::array<List*, 6>{&mask.lengths, &mask.keep_keys, &mask.block_keys,
+                              &mask.keep,    &mask.block,     &mask.add};
+}
 
 /// Checks every term of `mask` against `sizes` and `device`. Throws `c10::Error` naming the
 /// constructor, the shapes it accepts and the one found.

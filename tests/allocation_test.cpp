@@ -1,5 +1,5 @@
-// In steady state a forward without gradients takes no large memory but for its results, and what
-// it hands out is never written again.
+// In steady state a forward without gradients takes no large memory but for its results, and
+// what it hands out is never written again.
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -17,7 +17,8 @@
 namespace mha::test {
 namespace {
 
-/// Sizes in bytes of the large allocations of this thread, as LibTorch's allocator reports them.
+/// Sizes in bytes of the large allocations of this thread, as LibTorch's allocator reports
+/// them.
 class LargeAllocations : public c10::MemoryReportingInfoBase {
  public:
   bool memoryProfilingEnabled() const override { return true; }

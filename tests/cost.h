@@ -1,7 +1,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <chrono>
 #include <cstdint>
@@ -20,7 +19,6 @@ struct Cost {
 
 template <typename Call>
 Cost cost_of(Call call) {
-  malloc_trim(0);
   PeakMemory::reset();
   const int64_t before = PeakMemory::bytes();
   const auto start = std::chrono::steady_clock::now();

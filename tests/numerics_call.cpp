@@ -31,19 +31,6 @@ at::Tensor torch_mask(const Call& call) {
 
 }  // namespace
 
-double unit_roundoff(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return 0x1p-24;
-    case at::kHalf:
-      return 0x1p-11;
-    case at::kBFloat16:
-      return 0x1p-8;
-    default:
-      return 0x1p-53;
-  }
-}
-
 Call draw(Random& random, Sizes z, MaskKind kind, at::ScalarType dtype, double spread) {
   const auto leaf = [&](at::IntArrayRef shape, double factor = 1) {
     return (random.normal(shape, at::kDouble) * factor).to(dtype).requires_grad_();

@@ -16,10 +16,6 @@ namespace mha::test {
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// Half the distance between 1 and the next number of the dtype: the relative error of
-/// rounding.
-double unit_roundoff(at::ScalarType dtype);
-
 /// Output, weights and gradients of sum(output * grad_output) by input; what is not computed is
 /// undefined.
 struct Results {

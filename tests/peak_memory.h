@@ -1,5 +1,7 @@
 #pragma once
 
+#include <malloc.h>
+
 #include <cstdint>
 #include <fstream>
 #include <string>
@@ -10,7 +12,13 @@ namespace mha::test {
 /// where it does not. A sanitizer keeps freed memory and doubles the rest.
 class PeakMemory {
  public:
-  static void reset() { std::ofstream("/proc/self/clear_refs") << 5; }
+  /// From here on large blocks come from the system and go back to it, so that what earlier
+  /// tests left of the heap in small pieces adds nothing.
+  static void reset() {
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    malloc_trim(0);
+    std::ofstream("/proc/self/clear_refs") << 5;
+  }
   static int64_t bytes() {
     std::ifstream status("/proc/self/status");
     int64_t kilobytes = 0;

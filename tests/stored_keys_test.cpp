@@ -10,19 +10,16 @@
 #include <gtest/gtest.h>
 #include <mha/cpu_isa.h>
 
-#include <cstdlib>
-
-#include "attention_path.h"
 #include "attention_setting.h"
+#include "every_isa_test.h"
 #include "fused_attention.h"
+#include "support.h"
 #include "torch_headers.h"
 
 namespace mha::detail {
 namespace {
 
-double unit_roundoff(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? 0x1p-8 : dtype == at::kHalf ? 0x1p-11 : 0x1p-24;
-}
+using test::unit_roundoff;
 
 // Numbers that every one of the types holds exactly.
 at::Tensor draw(at::IntArrayRef sizes) {
@@ -68,18 +65,7 @@ void expect_stored_keys_are_read(const AttentionSetting& s, int64_t seed) {
   }
 }
 
-class StoredKeysTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: the kernels are not in use";
-    if (std::getenv("MHA_CPU_ISA"))
-      GTEST_SKIP() << "MHA_CPU_ISA: the run without it tries them all";
-  }
-  void TearDown() override { set_cpu_isa(before_); }
-
- private:
-  const CpuIsa before_ = cpu_isa();
-};
+class StoredKeysTest : public test::EveryIsaTest {};
 
 TEST_F(StoredKeysTest, AreReadInAnyTypeAndLayoutByFewQueries) {
   for (int64_t seed = 0; seed < 60; ++seed) {

@@ -125,4 +125,17 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected) 
          << index_text(first, tensor.sizes()) << " of " << tensor.sizes();
 }
 
+double unit_roundoff(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return 0x1p-24;
+    case at::kHalf:
+      return 0x1p-11;
+    case at::kBFloat16:
+      return 0x1p-8;
+    default:
+      return 0x1p-53;
+  }
+}
+
 }  // namespace mha::test

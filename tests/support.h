@@ -60,4 +60,8 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected);
 /// Whether no element is NaN or infinite. A failure shows the first that is.
 ::testing::AssertionResult is_finite(const at::Tensor& tensor);
 
+/// Half the distance between 1 and the next number of the dtype: the relative error of
+/// rounding.
+double unit_roundoff(at::ScalarType dtype);
+
 }  // namespace mha::test

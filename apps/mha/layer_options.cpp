@@ -32,15 +32,18 @@ CLI::Option* LayerOptions::add_to(CLI::App& app, const char* file_option) {
   CLI::Option* file =
       app.add_option(file_option, file_, "File with the layer, of safetensors or torch.save")
           ->type_name("FILE");
-  app.add_option("--prefix", prefix_, "Where the layer lies in that file");
+  app.add_option("--prefix", prefix_, "Where the layer lies in that file")->needs(file);
   one_of(app.add_option("--layout", layout_, "How the weights are named; default: detected"),
-         layout_names());
+         layout_names())
+      ->needs(file);
   app.add_option("--heads", heads_, "Number of heads, unless the weight file says it")
-      ->check(integer_from(1));
+      ->check(integer_from(1))
+      ->needs(file);
   std::vector<std::string> dtypes;
   for (const at::ScalarType type : kFloatingTypes) dtypes.push_back(dtype_text(type));
   one_of(app.add_option("--dtype", dtype_, "Convert the weights; default: as in the file"),
-         dtypes);
+         dtypes)
+      ->needs(file);
   return file;
 }
 

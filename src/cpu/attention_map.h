@@ -161,12 +161,7 @@ static void add_key_sums(const float* weights, int64_t keys, float* sums) {
 #pragma GCC unroll 3
       for (int v = 1; v < V; ++v) r[i] += load(row + v * lanes);
     }
-    transpose_step<lanes / 2>(r);
-#pragma GCC unroll 4
-    for (int step = lanes / 2; step > 0; step /= 2) {
-#pragma GCC unroll 8
-      for (int i = 0; i < step; ++i) r[i] += r[i + step];
-    }
+    add_across<lanes / 2>(r);
     store(sums + j, load(sums + j) + r[0]);
   }
   for (; j < keys; ++j) {

@@ -141,9 +141,8 @@ static void recompute_weights(BackwardTile& t, const KeyBlock& block) {
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
 }
 
-// pass 2, and pass 3 at once where delta is known.
 template <int V, bool DeltaKnown, bool Drops>
-static void weight_gradients(BackwardTile& t, const KeyBlock& block) {
+static void weight_gradients_where(BackwardTile& t, const KeyBlock& block) {
   const AttentionBackward& args = *t.args;
   const int64_t offset = block.first_vector * lanes;
   float* weights = t.weights + block_offset(t, block) + offset;
@@ -168,6 +167,16 @@ static void weight_gradients(BackwardTile& t, const KeyBlock& block) {
                       }
                       store(gradients + at, c);
                     });
+}
+
+// pass 2, and pass 3 at once where delta is known.
+template <int V, bool DeltaKnown>
+static void weight_gradients(BackwardTile& t, const KeyBlock& block) {
+  if (t.args->dropout.threshold) {
+    weight_gradients_where<V, DeltaKnown, true>(t, block);
+  } else {
+    weight_gradients_where<V, DeltaKnown, false>(t, block);
+  }
 }
 
 // A query that sees one key has weight e * (1 / e), which rounds to 1 or to the number below.
@@ -259,11 +268,7 @@ static void add_products(BackwardTile& t, const KeyBlock& block) {
 template <int V>
 static void first_passes(BackwardTile& t, const KeyBlock& block) {
   recompute_weights<V>(t, block);
-  if (t.args->dropout.threshold) {
-    weight_gradients<V, false, true>(t, block);
-  } else {
-    weight_gradients<V, false, false>(t, block);
-  }
+  weight_gradients<V, false>(t, block);
   add_to_delta<V>(t, block);
 }
 
@@ -287,10 +292,6 @@ static void last_passes(BackwardTile& t, const KeyBlock& block) {
 template <int V>
 static void all_passes(BackwardTile& t, const KeyBlock& block) {
   recompute_weights<V>(t, block);
-  if (t.args->dropout.threshold) {
-    weight_gradients<V, true, true>(t, block);
-  } else {
-    weight_gradients<V, true, false>(t, block);
-  }
+  weight_gradients<V, true>(t, block);
   use_gradients<V>(t, block);
 }

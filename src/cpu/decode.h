@@ -57,17 +57,6 @@ struct Ahead {
   }
 };
 
-// sums[0] lane i becomes the sum of all lanes of sums[i].
-template <int Step>
-MHA_INLINE void add_across(Vec (&sums)[lanes]) {
-#pragma GCC unroll 8
-  for (int i = 0; i < Step; ++i) {
-    swap_blocks<Step>(sums[i], sums[i + Step], std::make_index_sequence<lanes>{});
-    sums[i] += sums[i + Step];
-  }
-  if constexpr (Step > 1) add_across<Step / 2>(sums);
-}
-
 // Scores of R queries against lanes / R consecutive keys: lane r * lanes / R + j is key j's
 // with query r.
 template <int R, typename Element>

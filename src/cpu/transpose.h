@@ -17,20 +17,21 @@ MHA_INLINE void transpose_step(Vec (&r)[lanes]) {
   if constexpr (Step > 1) transpose_step<Step / 2>(r);
 }
 
-// lanes x lanes floats from rows of `from` to rows of `to`, all lanes valid.
-MHA_INLINE void transpose_block(const float* from, int64_t from_stride, float* to,
-                                int64_t to_stride) {
-  Vec r[lanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < lanes; ++i) r[i] = load(from + i * from_stride);
-  transpose_step<lanes / 2>(r);
-#pragma GCC unroll 16
-  for (int i = 0; i < lanes; ++i) store(to + i * to_stride, r[i]);
+// sums[0] lane i becomes the sum of all lanes of sums[i].
+template <int Step>
+MHA_INLINE void add_across(Vec (&sums)[lanes]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < Step; ++i) {
+    swap_blocks<Step>(sums[i], sums[i + Step], std::make_index_sequence<lanes>{});
+    sums[i] += sums[i + Step];
+  }
+  if constexpr (Step > 1) add_across<Step / 2>(sums);
 }
 
-// The same, with `rows` <= lanes rows of `from` that exist; zeros stand for the others.
-MHA_INLINE void transpose_some(const float* from, int64_t from_stride, int64_t rows, float* to,
-                               int64_t to_stride, float factor) {
+// lanes x lanes floats from rows of `from`, times `factor`, to rows of `to`; zeros stand for
+// the rows from `rows` on, which need not exist.
+MHA_INLINE void transpose_block(const float* from, int64_t from_stride, int64_t rows, float* to,
+                                int64_t to_stride, float factor) {
   Vec r[lanes];
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; ++i) {
@@ -50,7 +51,7 @@ static void transpose_in(const float* from, int64_t from_stride, int64_t rows, i
     const int64_t count = min64(lanes, rows - r);
     const float* first = from + r * from_stride;
     for (int64_t c = 0; c < whole; c += lanes) {
-      transpose_some(first + c, from_stride, count, to + c * to_stride + r, to_stride, factor);
+      transpose_block(first + c, from_stride, count, to + c * to_stride + r, to_stride, factor);
     }
     for (int64_t c = whole; c < columns; ++c) {
       for (int64_t i = 0; i < lanes; ++i) {
@@ -91,8 +92,8 @@ static void transpose(const float* from, int64_t from_stride, int64_t rows, int6
   const int64_t whole_rows = rows - rows % lanes, whole_columns = columns - columns % lanes;
   for (int64_t r = 0; r < whole_rows; r += lanes) {
     for (int64_t c = 0; c < whole_columns; c += lanes) {
-      transpose_block(from + r * from_stride + c, from_stride, to + c * to_stride + r,
-                      to_stride);
+      transpose_block(from + r * from_stride + c, from_stride, lanes, to + c * to_stride + r,
+                      to_stride, 1.0f);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
