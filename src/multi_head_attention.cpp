@@ -128,26 +128,34 @@ void MultiHeadAttentionImpl::reset_parameters() {
 AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
                                                 const at::Tensor& value, const Mask& mask,
                                                 std::optional<Weights> weights) {
-  return attend(query, key, value, mask, weights.value_or(options.weights()), nullptr);
-}
-
-TracedAttention MultiHeadAttentionImpl::trace(const at::Tensor& query, const at::Tensor& key,
-                                              const at::Tensor& value, const Mask& mask) {
-  std::shared_ptr<const detail::MapState> map;
-  const auto output = attend(query, key, value, mask, Weights::none, &map).output;
-  return {output, AttentionMap(std::move(map))};
+  return attend(query, key, value, CallOptions(mask).weights(weights));
 }
 
 AttentionOutput MultiHeadAttentionImpl::attend(const at::Tensor& query, const at::Tensor& key,
-                                               const at::Tensor& value, const Mask& mask,
-                                               Weights weights,
-                                               std::shared_ptr<const detail::MapState>* map) {
+                                               const at::Tensor& value,
+                                               const CallOptions& call) {
+  return attend_and_map(query, key, value, call, nullptr);
+}
+
+TracedAttention MultiHeadAttentionImpl::trace(const at::Tensor& query, const at::Tensor& key,
+                                              const at::Tensor& value,
+                                              const CallOptions& call) {
+  std::shared_ptr<const detail::MapState> map;
+  const auto without_weights = CallOptions(call).weights(Weights::none);
+  const auto output = attend_and_map(query, key, value, without_weights, &map).output;
+  return {output, AttentionMap(std::move(map))};
+}
+
+AttentionOutput MultiHeadAttentionImpl::attend_and_map(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const CallOptions& call, std::shared_ptr<const detail::MapState>* map) {
   const bool self_attention = !key.defined() && !value.defined();
   const at::Tensor& given_key = self_attention ? query : key;
   const at::Tensor& given_value = self_attention ? query : value;
   const auto sizes = detail::check_inputs(*this, query, given_key, given_value);
   auto resolved = detail::resolve(
-      mask, {{}, sizes.batch, options.num_heads(), sizes.queries, sizes.keys}, query.device());
+      call.mask(), {{}, sizes.batch, options.num_heads(), sizes.queries, sizes.keys},
+      query.device());
   resolved.extra_keys = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
 
   detail::Tokens tokens{batch_first_view(query, options.batch_first()), {}, {}};
@@ -167,7 +175,7 @@ AttentionOutput MultiHeadAttentionImpl::attend(const at::Tensor& query, const at
                         AttentionOptions()
                             .scale(options.scale())
                             .dropout(is_training() ? options.dropout() : 0.0)
-                            .weights(weights)
+                            .weights(call.weights().value_or(options.weights()))
                             .weights_after_dropout(options.weights_after_dropout()),
                         /*output_is_passing=*/true, traced ? &statistics : nullptr);
   const auto output = detail::project_output(*this, *packed_weights_, heads_output);

@@ -15,17 +15,16 @@ namespace mha {
 /// never guessed from its dtype. `a & b` combines two masks: a key must be allowed by both, and
 /// added terms sum. A default-constructed mask allows everything.
 ///
-/// | constructor          | an element means                                   | dtype    |
-/// shape         | | -------------------- | --------------------------------------------------
-/// | -------- | ------------- | | `keep(t)`            | 0 blocks, everything else may attend
-/// | any      | tensor shapes | | `block(t)`           | true blocks | bool     | tensor shapes
-/// | | `add(t)`             | added to the scaled scores; -inf blocks            | floating |
-/// tensor shapes | | `keep_keys(t)`       | 0 marks padding, everything else is a real key |
-/// any      | (N, S) or (S) | | `block_keys(t)`      | true marks padding | bool     | (N, S)
-/// or (S) | | `lengths(t)`         | keys at an index >= length are padding             |
-/// integer  | (N)           | | `causal(alignment)`  | a query sees the keys up to its own
-/// position       |          |               | | `window(left, right)`| a query sees this far
-/// to either side of itself     |          |               |
+/// | constructor           | an element means                                | accepts       |
+/// | --------------------- | ----------------------------------------------- | ------------- |
+/// | `keep(t)`             | 0 blocks, everything else may attend            | any dtype     |
+/// | `block(t)`            | true blocks                                     | bool          |
+/// | `add(t)`              | added to the scaled scores; -inf blocks         | floating      |
+/// | `keep_keys(t)`        | 0 marks padding, everything else is a real key  | (N, S) or (S) |
+/// | `block_keys(t)`       | true marks padding                              | (N, S) or (S) |
+/// | `lengths(t)`          | keys at an index >= length are padding          | (N) integers  |
+/// | `causal(alignment)`   | a query sees the keys up to its own position    |               |
+/// | `window(left, right)` | a query sees this far to either side of itself  |               |
 ///
 /// Tensor shapes: (L, S); (N, L, S); (N*H, L, S) with index n*H + h; (N or 1, H or 1, L, S).
 /// The first dimension of a 3-D tensor is the batch or N*H, never the heads alone; where N =

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mha/attention_map.h>
+#include <mha/call_options.h>
 #include <mha/mask.h>
 #include <mha/scaled_dot_product_attention.h>
 #include <torch/nn/cloneable.h>
@@ -111,12 +112,21 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
                           const at::Tensor& value = {}, const Mask& mask = {},
                           std::optional<Weights> weights = std::nullopt);
 
-  /// `forward` with the map beside the output: the weights that the output used, rebuilt where
+  /// `forward` with everything that a call may be given. (`forward` itself has one signature,
+  /// so that `torch::nn::AnyModule` and `Sequential` can take its address.)
+  AttentionOutput attend(const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const CallOptions& call);
+  /// Self-attention.
+  AttentionOutput attend(const at::Tensor& query, const CallOptions& call) {
+    return attend(query, {}, {}, call);
+  }
+
+  /// `attend` with the map beside the output: the weights that the output used, rebuilt where
   /// they are asked for. Where attention is fused no (L, S) tensor is held. In training mode
-  /// the map is that before dropout. The output is that of `forward` with `Weights::none`, bit
-  /// for bit.
+  /// the map is that before dropout. The output is that with `Weights::none`, bit for bit;
+  /// `call.weights` is not looked at.
   TracedAttention trace(const at::Tensor& query, const at::Tensor& key = {},
-                        const at::Tensor& value = {}, const Mask& mask = {});
+                        const at::Tensor& value = {}, const CallOptions& call = {});
 
   /// Registers the parameters, without values. Called once, by the constructor.
   void reset() override;
@@ -143,10 +153,10 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   at::Tensor bias_k, bias_v;
 
  private:
-  // `forward`; the map too if `map` is given.
-  AttentionOutput attend(const at::Tensor& query, const at::Tensor& key,
-                         const at::Tensor& value, const Mask& mask, Weights weights,
-                         std::shared_ptr<const detail::MapState>* map);
+  // `attend`; the map too if `map` is given.
+  AttentionOutput attend_and_map(const at::Tensor& query, const at::Tensor& key,
+                                 const at::Tensor& value, const CallOptions& call,
+                                 std::shared_ptr<const detail::MapState>* map);
 
   // The projections' weights as the CPU kernels want them; noticed when they change.
   std::shared_ptr<detail::PackedWeights> packed_weights_;
