@@ -7,14 +7,20 @@
 include(GoogleTest)
 find_package(GTest REQUIRED)
 
-function(mha_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "NEEDS" "SOURCES;LIBS")
+# The executable alone, for tests that ctest is told of in another way.
+function(mha_add_test_executable name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
-    message(FATAL_ERROR "mha_add_test(${name}): expected SOURCES <file>... [LIBS <target>...]")
+    message(FATAL_ERROR "tests: ${name}: expected SOURCES <file>... [LIBS <target>...]")
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE mha_test_settings ${arg_LIBS})
   target_precompile_headers(${name} REUSE_FROM mha_test_pch)
+endfunction()
+
+function(mha_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "NEEDS" "SOURCES;LIBS")
+  mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS})
   # Threads that wait do not spin: the tests of a parallel ctest share the cores. What runs again,
   # under a sanitizer or on another path, runs on one thread. A sanitized process takes seconds to
   # start, so there the executable is one test.
