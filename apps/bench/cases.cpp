@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 namespace mha::bench {
 namespace {
 
@@ -15,6 +17,8 @@ constexpr Shape kShapes[] = {
 constexpr Shape kLong = {1, 8192, 1024, 16};
 // The heads of a language model of seven billion parameters.
 constexpr Shape kDecoding = {1, 4096, 4096, 32};
+constexpr Shape kDecodingBatch = {8, 4096, 4096, 32};
+constexpr Shape kPrefill = {1, 2048, 4096, 32};
 
 const char* text(Kind kind) {
   switch (kind) {
@@ -22,6 +26,8 @@ const char* text(Kind kind) {
       return "core_forward";
     case Kind::core_forward_causal:
       return "core_forward_causal";
+    case Kind::core_forward_window:
+      return "core_forward_window";
     case Kind::core_backward:
       return "core_backward";
     case Kind::module_forward:
@@ -77,6 +83,11 @@ double useful_flops(const Case& what) {
       return 2 * product;
     case Kind::core_forward_causal:
       return 2 * product * causal_share;
+    case Kind::core_forward_window: {
+      const double window = std::min(keys, static_cast<double>(window_length));
+      const double pairs = keys * window - window * (window - 1) / 2;
+      return 2 * product * pairs / (keys * keys);
+    }
     case Kind::core_backward:
       return 5 * product;
     case Kind::module_forward:
@@ -133,6 +144,8 @@ std::vector<Case> all_cases() {
     for (const int64_t heads_per_kv_head : {1, 4}) {
       cases.push_back({Kind::decode, kDecoding, dtype, heads_per_kv_head});
     }
+    cases.push_back({Kind::decode, kDecodingBatch, dtype, 4});
+    cases.push_back({Kind::core_forward_window, kPrefill, dtype, 4});
   }
   return cases;
 }

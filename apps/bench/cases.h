@@ -13,6 +13,7 @@ namespace mha::bench {
 enum class Kind {
   core_forward,           ///< the function, on heads that are already split
   core_forward_causal,    ///< the same under a causal mask
+  core_forward_window,    ///< under a causal window of `window_length` keys
   core_backward,          ///< gradients of query, key and value, the forward pass kept
   module_forward,         ///< the module without weights: projections and attention
   module_forward_causal,  ///< the same under a causal mask
@@ -20,6 +21,9 @@ enum class Kind {
   module_train,           ///< forward and backward, gradients of input and parameters
   decode,                 ///< the function, one query over T keys
 };
+
+/// Keys that a query of `core_forward_window` sees, itself included.
+constexpr int64_t window_length = 256;
 
 /// B samples of T positions, width D, H heads.
 struct Shape {
@@ -32,15 +36,15 @@ struct Case {
   Kind kind;
   Shape shape;
   at::ScalarType dtype = at::kFloat;
-  int64_t heads_per_kv_head = 1;  ///< of `decode`
+  int64_t heads_per_kv_head = 1;  ///< of kinds that are given heads
 };
 
 /// "module_forward 1x2048x1024x16"; what differs from float32 and one query head a key/value
 /// head stands behind it.
 std::string name_of(const Case& what);
 
-/// Floating-point operations, of which a multiply and an add are two. Under a causal mask the
-/// allowed pairs alone count; a backward pass counts as the five products that it can't do
+/// Floating-point operations, of which a multiply and an add are two. Under a mask the allowed
+/// pairs alone count; a backward pass counts as the five products that it can't do
 /// without (the scores again, and the gradients of weights, value, query and key).
 double useful_flops(const Case& what);
 
@@ -54,7 +58,7 @@ double map_bytes(const Case& what);
 /// server.
 std::vector<Case> short_cases();
 
-/// All kinds on all shapes, half precision and grouped heads.
+/// All kinds on all shapes, half precision, grouped heads and windows.
 std::vector<Case> all_cases();
 
 }  // namespace mha::bench

@@ -13,6 +13,7 @@ class OnnxGraph:
 
     def __init__(self, opset):
         self.opset, self.nodes, self.constants, self.inputs = opset, [], [], {}
+        self.shared = {}  # further results, each in the memory of the input it is given here
 
     def input(self, name, array):
         self.inputs[name] = array
@@ -34,14 +35,15 @@ class OnnxGraph:
         return self.node("Add", self.node("MatMul", x, self.constant(weight)), self.constant(bias))
 
     def model(self, result):
-        def info(name, shape):
-            return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        def info(name, shape, dtype=np.dtype(np.float32)):
+            element = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+            return onnx.helper.make_tensor_value_info(name, element, shape)
 
         graph = onnx.helper.make_graph(
             self.nodes,
             "attention",
-            [info(name, array.shape) for name, array in self.inputs.items()],
-            [info(result, None)],
+            [info(name, array.shape, array.dtype) for name, array in self.inputs.items()],
+            [info(name, None) for name in [result, *self.shared]],
             self.constants,
         )
         opsets = [onnx.helper.make_opsetid("", self.opset)]
@@ -124,6 +126,29 @@ def packed_attention(problem):
     )
     result = graph.linear(result, problem.weights[3], problem.biases[3])
     return graph, result, lambda output: output
+
+
+def grouped_query(problem):
+    """com.microsoft.GroupQueryAttention: the last key and value join a cache that has room."""
+    graph = OnnxGraph(18)
+    last = np.full((problem.batch,), problem.length - 1, np.int32)
+    cache = [graph.input(name, getattr(problem, name[-1])) for name in ("past_k", "past_v")]
+    newest = [problem.join(heads[:, :, -1:]) for heads in (problem.k, problem.v)]
+    result, *present = graph.node(
+        "GroupQueryAttention",
+        graph.input("q", problem.join(problem.q)),
+        *(graph.input(name, array) for name, array in zip("kv", newest)),
+        *cache,
+        graph.input("last", last),
+        graph.constant(np.array(problem.length, np.int32)),
+        domain="com.microsoft",
+        outputs=3,
+        num_heads=problem.heads,
+        kv_num_heads=problem.kv_heads,
+        scale=problem.scale,
+    )
+    graph.shared = dict(zip(present, cache))
+    return graph, result, problem.split
 
 
 def standard_attention(problem):

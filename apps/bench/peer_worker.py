@@ -1,8 +1,9 @@
 """One peer of peers.py, in a process of its own: python peer_worker.py PEER THREADS.
 
 Writes a line {"version": ...}, then answers each line {"case", "shape", "seconds"} on standard
-input by a line {"ms": [times], "form": name of the peer's fastest form}. What a peer computes is
-checked against numpy before it is timed. shape is B, T, d_model, heads.
+input by a line {"ms": [times], "form": name of the peer's fastest form}, without times if the peer
+has no form for such a case. What a peer computes is checked against numpy before it is timed.
+shape is B, T, d_model, heads, key/value heads.
 """
 
 import json
@@ -19,10 +20,12 @@ class Problem:
     """Input, parameters and the right answer of one case; every peer gets the same numbers."""
 
     def __init__(self, case, shape):
-        self.batch, self.length, self.width, self.heads = shape
+        self.batch, self.length, self.width, self.heads, self.kv_heads = shape
         self.size = self.width // self.heads
         self.causal = case.endswith("_causal")
         self.is_module = case.startswith("module")
+        self.decodes = case == "decode"
+        self.queries = 1 if self.decodes else self.length
         self.scale = self.size**-0.5
         random = np.random.default_rng(0)
 
@@ -36,17 +39,21 @@ class Problem:
             self.weights = [draw(self.width, self.width) * bound for _ in range(4)]
             self.biases = [draw(self.width) * bound for _ in range(4)]
         else:
-            split = (self.batch, self.heads, self.length, self.size)
-            self.q, self.k, self.v = draw(*split), draw(*split), draw(*split)
+            self.q = draw(self.batch, self.heads, self.queries, self.size)
+            self.k, self.v = (
+                draw(self.batch, self.kv_heads, self.length, self.size) for _ in range(2)
+            )
 
-    def join(self, heads):
+    @staticmethod
+    def join(heads):
         """(B, H, T, D) -> (B, T, H * D)"""
-        joined = heads.transpose(0, 2, 1, 3).reshape(self.batch, self.length, self.width)
+        batch, count, length, size = heads.shape
+        joined = heads.transpose(0, 2, 1, 3).reshape(batch, length, count * size)
         return np.ascontiguousarray(joined)
 
     def split(self, x):
         """(B, T, H * D) -> (B, H, T, D)"""
-        return x.reshape(self.batch, self.length, self.heads, self.size).transpose(0, 2, 1, 3)
+        return x.reshape(self.batch, -1, self.heads, self.size).transpose(0, 2, 1, 3)
 
     def blocked(self):
         """(T, T), to be added: 0 where a query may look, so low elsewhere that the weight is 0."""
@@ -59,14 +66,15 @@ class Problem:
             if self.is_module
             else (self.q, self.k, self.v)
         )
-        heads = np.empty((self.batch, self.heads, self.length, self.size), np.float32)
+        heads = np.empty((self.batch, self.heads, self.queries, self.size), np.float32)
+        group = self.heads // self.kv_heads
         mask = self.blocked() if self.causal else None
-        for index in np.ndindex(self.batch, self.heads):  # one map at a time fits anywhere
-            scores = q[index] @ k[index].T * self.scale
+        for n, h in np.ndindex(self.batch, self.heads):  # one map at a time fits anywhere
+            scores = q[n, h] @ k[n, h // group].T * self.scale
             if mask is not None:
                 scores += mask
             scores = np.exp(scores - scores.max(-1, keepdims=True))
-            heads[index] = scores @ v[index] / scores.sum(-1, keepdims=True)
+            heads[n, h] = scores @ v[n, h // group] / scores.sum(-1, keepdims=True)
         if not self.is_module:
             return heads
         return self.join(heads) @ self.weights[3] + self.biases[3]
@@ -86,6 +94,10 @@ class OnnxRuntime:
         self.options.inter_op_num_threads = 1
 
     def forms(self, problem):
+        if problem.decodes:
+            yield "GroupQueryAttention", lambda: self.form(*graphs.grouped_query(problem))
+            yield "Attention-23", lambda: self.form(*graphs.standard_attention(problem))
+            return
         yield "plain", lambda: self.form(*graphs.plain(problem))
         yield "MultiHeadAttention", lambda: self.form(*graphs.multi_head(problem, packed=False))
         yield "Attention-23", lambda: self.form(*graphs.standard_attention(problem))
@@ -100,9 +112,15 @@ class OnnxRuntime:
             graph.model(result), self.options, providers=["CPUExecutionProvider"]
         )
         binding = session.io_binding()
-        for name, array in graph.inputs.items():
-            binding.bind_cpu_input(name, array)
+        values = {
+            name: self.runtime.OrtValue.ortvalue_from_numpy(array)
+            for name, array in graph.inputs.items()
+        }
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
         binding.bind_output(result, "cpu")
+        for name, source in graph.shared.items():
+            binding.bind_ortvalue_output(name, values[source])
         session.run_with_iobinding(binding)
         # From now on the same memory is written: the least that a call can cost.
         binding.bind_ortvalue_output(result, binding.get_outputs()[0])
@@ -110,7 +128,7 @@ class OnnxRuntime:
         def run():
             session.run_with_iobinding(binding)
 
-        run.inputs = graph.inputs  # bound by address: they must live as long
+        run.inputs = values  # bound by address: they must live as long
         return run, lambda: to_answer(binding.get_outputs()[0].numpy())
 
 
@@ -128,6 +146,8 @@ class OpenVino:
         }
 
     def forms(self, problem):
+        if problem.decodes:
+            return
         def plain():
             graph, result, to_answer = graphs.plain(problem)
             model = self.core.read_model(graph.model(result))
@@ -196,6 +216,8 @@ class Jax:
         self.jax, self.version = jax, jax.__version__
 
     def forms(self, problem):
+        if problem.decodes:
+            return
         yield "einsum", lambda: self.form(problem, self.by_einsum)
         yield "dot_product_attention", lambda: self.form(problem, self.by_function)
 
@@ -267,7 +289,8 @@ class Torch:
     def function(self, problem):
         q, k, v = (self.torch.from_numpy(array) for array in (problem.q, problem.k, problem.v))
         attention = self.torch.nn.functional.scaled_dot_product_attention
-        return lambda: attention(q, k, v, is_causal=problem.causal)
+        grouped = problem.heads != problem.kv_heads
+        return lambda: attention(q, k, v, is_causal=problem.causal, enable_gqa=grouped)
 
     def parameters(self, problem):
         """Weights (out, in), as torch keeps them, and biases."""
@@ -318,10 +341,13 @@ def seconds_of(run):
 
 
 def fastest_form(peer, problem):
-    """The name and function of the peer's fastest form, among those that give the answer."""
+    """The name and function of the peer's fastest form, among those that give the answer; none if
+    it has no form at all."""
     expected = problem.answer()
     best = (float("inf"), None, None)
+    offered = False
     for name, make in peer.forms(problem):
+        offered = True
         try:
             run, answer = make()
             run()
@@ -333,7 +359,7 @@ def fastest_form(peer, problem):
             print(f"{name} left out: differs from numpy by {difference:.2g}", file=sys.stderr)
             continue
         best = min(best, (min(seconds_of(run) for _ in range(5)), name, run), key=lambda b: b[0])
-    if best[1] is None:
+    if offered and best[1] is None:
         raise RuntimeError("no form gives the answer")
     return best[1:]
 
@@ -348,6 +374,9 @@ def main():
         if chosen[0] != key:
             chosen = (key, fastest_form(peer, Problem(*key)))
         form, run = chosen[1]
+        if run is None:
+            print(json.dumps({"ms": [], "form": "none"}), flush=True)
+            continue
         run()
         times = []
         end = time.perf_counter() + request["seconds"]

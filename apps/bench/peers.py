@@ -25,16 +25,21 @@ TORCH = "torch==2.13.0"
 
 PEERS = {"onnxruntime": "ORT", "openvino": "OpenVINO", "jax": "JAX", "torch": "torch"}
 SHAPES = [(4, 20, 512, 8), (8, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 1024, 16)]
+# Kind, shape and key/value heads.
 CASES = [
-    (kind, shape)
+    (kind, shape, shape[-1])
     for kind in ("core_forward", "core_forward_causal", "module_forward", "module_forward_causal")
     for shape in SHAPES
+]
+CASES += [
+    ("decode", (batch, 4096, 4096, 32), kv_heads) for batch, kv_heads in [(1, 32), (1, 8), (8, 8)]
 ]
 
 
 def name_of(case):
-    kind, shape = case
-    return f"{kind} {'x'.join(map(str, shape))}"
+    kind, shape, kv_heads = case
+    grouped = f" {kv_heads}kv" if kv_heads != shape[-1] else ""
+    return f"{kind} {'x'.join(map(str, shape))}{grouped}"
 
 
 def prepare_venv():
@@ -81,8 +86,8 @@ class Peer:
         return json.loads(line)
 
     def measure(self, case, seconds):
-        kind, shape = case
-        request = {"case": kind, "shape": shape, "seconds": seconds}
+        kind, shape, kv_heads = case
+        request = {"case": kind, "shape": [*shape, kv_heads], "seconds": seconds}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return self.answer()
 
@@ -112,12 +117,12 @@ def compare(program, case, peers, arguments):
     return ours, theirs, forms, machines
 
 
-def table_line(case, ours, theirs, machines, statistic):
+def table_line(case, ours, theirs, statistic):
     pick = {"median": statistics.median, "min": min}[statistic]
     our_ms = pick([result[f"ms_{statistic}"] for result in ours])
-    work = statistics.median(result["gflops"] * result["ms_median"] for result in ours)
-    peak = max(machine["fma_peak_gflops"] for machine in machines)
-    cells = [f"{name_of(case):<38}{our_ms:>10.4g}{100 * work / our_ms / peak:>6.0f}%"]
+    # Of the FMA peak, for decode of the read bandwidth.
+    limit = statistics.median(r["fraction_of_peak"] * r["ms_median"] for r in ours) / our_ms
+    cells = [f"{name_of(case):<38}{our_ms:>10.4g}{100 * limit:>6.0f}%"]
     for peer in PEERS:
         ratio = f"{pick(theirs[peer]) / our_ms:.2f}x" if theirs.get(peer) else "-"
         cells.append(f"{ratio:>10}")
@@ -155,7 +160,7 @@ def main():
         print(f"{index + 1}/{len(cases)} {name_of(case)}", file=sys.stderr)
         ours, theirs, used, seen = compare(arguments.mha, case, peers, arguments)
         machines += seen
-        lines.append(table_line(case, ours, theirs, seen, arguments.statistic))
+        lines.append(table_line(case, ours, theirs, arguments.statistic))
         forms.append(f"{name_of(case)}: " + ", ".join(
             f"{PEERS[peer]} {form}" for peer, form in used.items()))
 

@@ -19,15 +19,21 @@ bool is_causal(Kind kind) {
   return kind == Kind::core_forward_causal || kind == Kind::module_forward_causal;
 }
 
+/// The pairs that `core_forward_window` allows.
+at::Tensor window_pairs(int64_t length) {
+  return at::ones({length, length}, at::kBool).tril().triu(1 - window_length);
+}
+
 at::Tensor torch_sdpa(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                      bool causal) {
+                      bool causal, const std::optional<at::Tensor>& allowed = {}) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
-  return at::scaled_dot_product_attention(query, key, value, {}, 0.0, causal, {},
+  return at::scaled_dot_product_attention(query, key, value, allowed, 0.0, causal, {},
                                           /*enable_gqa=*/key.size(-3) != query.size(-3));
 #else
   const int64_t shared = query.size(-3) / key.size(-3);
   return at::scaled_dot_product_attention(query, key.repeat_interleave(shared, -3),
-                                          value.repeat_interleave(shared, -3), {}, 0.0, causal);
+                                          value.repeat_interleave(shared, -3), allowed, 0.0,
+                                          causal);
 #endif
 }
 
@@ -51,13 +57,20 @@ Workload core_workload(const Case& what) {
   const at::Tensor q = at::randn({batch, heads, queries, head_dim}, options);
   const at::Tensor k = at::randn({batch, kv_heads, length, head_dim}, options);
   const at::Tensor v = at::randn({batch, kv_heads, length, head_dim}, options);
-  const bool causal = is_causal(what.kind);
-  const auto ours = [q, k, v, mask = causal ? Mask::causal() : Mask()] {
+  const bool causal = is_causal(what.kind), window = what.kind == Kind::core_forward_window;
+  const Mask mask = window   ? Mask::window(window_length - 1, 0)
+                    : causal ? Mask::causal()
+                             : Mask();
+  const auto ours = [q, k, v, mask] {
     return scaled_dot_product_attention(q, k, v, mask,
                                         AttentionOptions().weights(Weights::none))
         .output;
   };
-  const auto theirs = [q, k, v, causal] { return torch_sdpa(q, k, v, causal); };
+  std::optional<at::Tensor> allowed;
+  if (window) allowed = window_pairs(length);
+  const auto theirs = [q, k, v, causal, allowed] {
+    return torch_sdpa(q, k, v, causal, allowed);
+  };
 
   Workload workload;
   if (what.kind != Kind::core_backward) {
@@ -194,6 +207,7 @@ bool computes(Side side, Kind kind) {
   switch (kind) {
     case Kind::core_forward:
     case Kind::core_forward_causal:
+    case Kind::core_forward_window:
     case Kind::core_backward:
     case Kind::decode:
       return side != Side::builtin;

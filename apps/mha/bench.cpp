@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -44,18 +45,30 @@ ordered_json rounded(double number) {
   return std::strtod(fmt::format("{:.4g}", number).c_str(), nullptr);
 }
 
-/// Those whose names contain any of `parts`; all without parts.
-std::vector<Case> cases_with(const std::vector<std::string>& parts) {
+/// Those whose names contain any of `parts`.
+std::vector<Case> cases_among(const std::vector<Case>& cases,
+                              const std::vector<std::string>& parts) {
   std::vector<Case> found;
-  std::vector<std::string> kinds;
-  for (const Case& what : bench::short_cases()) {
+  std::copy_if(cases.begin(), cases.end(), std::back_inserter(found), [&](const Case& what) {
     const std::string name = name_of(what);
-    const std::string kind = name.substr(0, name.find(' '));
-    if (kinds.empty() || kinds.back() != kind) kinds.push_back(kind);
-    const bool asked = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    return std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
       return name.find(part) != std::string::npos;
     });
-    if (asked || parts.empty()) found.push_back(what);
+  });
+  return found;
+}
+
+/// The short list without parts. With them those of the short list that contain any, or else
+/// those of all cases.
+std::vector<Case> cases_with(const std::vector<std::string>& parts) {
+  if (parts.empty()) return bench::short_cases();
+  std::vector<Case> found = cases_among(bench::short_cases(), parts);
+  if (found.empty()) found = cases_among(bench::all_cases(), parts);
+  std::vector<std::string> kinds;
+  for (const Case& what : bench::all_cases()) {
+    const std::string name = name_of(what);
+    const std::string kind = name.substr(0, name.find(' '));
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
   }
   TORCH_CHECK(!found.empty(), "--case: expected a part of a name like '",
               name_of(bench::short_cases().front()), "' (",
