@@ -13,8 +13,12 @@ namespace {
 
 AttentionCall resolve_options(const AttentionOptions& options, const at::Tensor& query) {
   const double default_scale = 1.0 / std::sqrt(static_cast<double>(query.size(-1)));
-  AttentionCall call{options.scale().value_or(default_scale), options.dropout(), 0,
-                     options.weights(), options.weights_after_dropout()};
+  AttentionCall call{
+      {options.scale().value_or(default_scale), options.softcap(), options.sinks()},
+      options.dropout(),
+      0,
+      options.weights(),
+      options.weights_after_dropout()};
   if (options.dropout() > 0 && query.device().is_cpu()) {
     const auto seed = at::empty({1}, at::kLong).random_();
     call.dropout_seed = static_cast<uint64_t>(seed.item<int64_t>());

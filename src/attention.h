@@ -14,9 +14,23 @@ struct RowStatistics {
   at::Tensor maximum, factor;
 };
 
+/// Whether a number is a soft cap, and which ones are: within float32's range with room, since
+/// scores are divided by it and multiplied by it.
+inline bool is_softcap(double softcap) {
+  return softcap == 0 || (softcap >= 1e-30 && softcap <= 1e30);
+}
+constexpr const char* softcap_range = "0 or a number from 1e-30 to 1e30";
+
+/// What scores are made with, beside the mask.
+struct Scoring {
+  double scale;
+  double softcap = 0;     // 0: none
+  at::Tensor sinks = {};  // one a head, floating; undefined: none
+};
+
 /// The options of one call with every default resolved and the random seed drawn.
 struct AttentionCall {
-  double scale;
+  Scoring scoring;
   double dropout;
   uint64_t dropout_seed;  // of the CPU's counter-based generator; other devices draw their own
   Weights weights;

@@ -243,9 +243,10 @@ at::Tensor AttentionMap::scores(ScoreStage stage) const {
 at::Tensor AttentionMap::scores(ScoreStage stage, int64_t from, int64_t to) const {
   check_range("scores", from, to, num_queries());
   auto view = select_rows(state_->view(), from, to);
-  if (stage == ScoreStage::scaled) view.mask = {};
+  if (stage != ScoreStage::masked) view.mask = {};
+  if (stage == ScoreStage::scaled) view.scoring.softcap = 0;
   return restore_leading(*state_,
-                         detail::plain_scores(view.query, view.key, view.mask, view.scale));
+                         detail::plain_scores(view.query, view.key, view.mask, view.scoring));
 }
 
 AttentionMap AttentionMap::detach() const {
@@ -273,7 +274,15 @@ at::Tensor AttentionMap::key() const {
 }
 
 double AttentionMap::scale() const {
-  return state_->scale;
+  return state_->scoring.scale;
+}
+
+double AttentionMap::softcap() const {
+  return state_->scoring.softcap;
+}
+
+at::Tensor AttentionMap::sinks() const {
+  return state_->scoring.sinks;
 }
 
 int64_t AttentionMap::nbytes() const {

@@ -32,7 +32,8 @@ struct PackedSource {
     source.queries = query.size(2);
     source.keys = key.size(2);
     source.head_dim = query.size(3);
-    source.scale = static_cast<float>(view.scale);
+    source.scale = static_cast<float>(view.scoring.scale);
+    source.softcap = static_cast<float>(view.scoring.softcap);
     source.query = kernel_rows<const float>(query);
     source.key = kernel_rows<const float>(key);
     source.row_maximum = kernel_rows<const float>(view.statistics.maximum);

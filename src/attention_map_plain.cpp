@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
@@ -33,18 +34,20 @@ at::Tensor row_entropy(const at::Tensor& weights) {
 }  // namespace
 
 at::Tensor plain_weights(const MapView& view) {
-  const AttentionCall call{view.scale, 0, 0, Weights::per_head, false};
+  const AttentionCall call{view.scoring, 0, 0, Weights::per_head, false};
   // Any values will do for an output that is not wanted.
   return plain_attention(view.query, view.key, view.key.narrow(3, 0, 1), view.mask, call)
       .weights;
 }
 
 at::Tensor plain_log_sum_exp(const MapView& view) {
-  if (view.key.size(2) == 0) {
-    return at::full({view.query.size(0), view.query.size(1), view.query.size(2)}, -infinity,
-                    view.query.options());
-  }
-  return at::logsumexp(plain_scores(view.query, view.key, view.mask, view.scale), {-1});
+  const auto of_keys =
+      view.key.size(2) == 0
+          ? at::full({view.query.size(0), view.query.size(1), view.query.size(2)}, -infinity,
+                     view.query.options())
+          : at::logsumexp(plain_scores(view.query, view.key, view.mask, view.scoring), {-1});
+  const auto& sinks = view.scoring.sinks;
+  return sinks.defined() ? at::logaddexp(of_keys, sinks.squeeze(-1)) : of_keys;
 }
 
 PlainSummary plain_summary(const MapView& view, int64_t position) {

@@ -18,6 +18,7 @@ template <typename Visit>
 void for_each_tensor(const MapState& state, const Visit& visit) {
   visit("query", state.query);
   visit("key", state.key);
+  if (state.scoring.sinks.defined()) visit("sinks", state.scoring.sinks);
   for (const auto* list : tensor_lists(state.mask)) {
     for (const auto& tensor : *list) visit("mask", tensor);
   }
@@ -63,6 +64,8 @@ MapView select_head(const MapView& view, int64_t head) {
   part.key = view.key.narrow(1, kv_head, 1);
   part.statistics = narrow_rows(view.statistics, 1, head, 1);
   part.mask.heads = 1;
+  auto& sinks = part.scoring.sinks;
+  if (sinks.defined()) sinks = sinks.narrow(1, head, 1);
   for (auto* list : pair_masks(part.mask)) {
     for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 1, head, 1);
   }
@@ -100,12 +103,12 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to) {
   return part;
 }
 
-MapState::MapState(at::Tensor query_, at::Tensor key_, ResolvedMask mask_, double scale_,
+MapState::MapState(at::Tensor query_, at::Tensor key_, ResolvedMask mask_, Scoring scoring_,
                    std::vector<int64_t> leading_, RowStatistics statistics)
     : query(std::move(query_)),
       key(std::move(key_)),
       mask(std::move(mask_)),
-      scale(scale_),
+      scoring(std::move(scoring_)),
       leading(std::move(leading_)),
       lazy_(std::make_shared<LazyStatistics>()) {
   lazy_->statistics = std::move(statistics);
@@ -128,7 +131,7 @@ const RowStatistics& MapState::statistics() const {
   std::call_once(lazy_->once, [this] {
     if (lazy_->statistics.maximum.defined()) return;
     const at::NoGradGuard no_grad;
-    lazy_->statistics = row_statistics(query.to(at::kFloat), key.to(at::kFloat), mask, scale);
+    lazy_->statistics = row_statistics(query.to(at::kFloat), key.to(at::kFloat), mask, scoring);
   });
   return lazy_->statistics;
 }
@@ -136,7 +139,9 @@ const RowStatistics& MapState::statistics() const {
 MapView MapState::view() const {
   check_unmodified();
   const auto dtype = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  MapView view{query.to(dtype), key.to(dtype), mask, scale, {}};
+  MapView view{query.to(dtype), key.to(dtype), mask, scoring, {}};
+  auto& sinks = view.scoring.sinks;
+  if (sinks.defined()) sinks = sinks.to(dtype).view({1, sinks.size(0), 1, 1});
   // The values are not read; their head size is as good as the keys'.
   const int64_t d = query.size(3);
   if (choose_path(view.query.device(), dtype, d, d).path == Path::fused) {
@@ -147,8 +152,10 @@ MapView MapState::view() const {
 
 std::shared_ptr<const MapState> MapState::detach() const {
   check_unmodified();
+  auto without = scoring;
+  if (without.sinks.defined()) without.sinks = without.sinks.detach();
   auto copy = std::make_shared<MapState>(query.detach(), key.detach(), without_gradient(mask),
-                                         scale, leading);
+                                         std::move(without), leading);
   copy->lazy_ = lazy_;
   return copy;
 }

@@ -16,7 +16,7 @@ namespace mha::detail {
 struct MapView {
   at::Tensor query, key;  // (N, H, L, D) and (N, Hk, S, D), float32 or float64
   ResolvedMask mask;
-  double scale;
+  Scoring scoring;           // sinks, if any, as (1, H, 1, 1) of query's dtype
   RowStatistics statistics;  // undefined: the plain path
 
   bool is_fused() const { return statistics.maximum.defined(); }
@@ -32,7 +32,7 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to);
 struct MapState {
   /// query (N, H, L, D), key (N, Hk, S, D), S including the mask's extra keys. `leading` stands
   /// in the place of N in results; its product is N.
-  MapState(at::Tensor query, at::Tensor key, ResolvedMask mask, double scale,
+  MapState(at::Tensor query, at::Tensor key, ResolvedMask mask, Scoring scoring,
            std::vector<int64_t> leading, RowStatistics statistics = {});
 
   /// What a method computes from. Throws if a kept tensor was modified since.
@@ -42,7 +42,7 @@ struct MapState {
 
   at::Tensor query, key;
   ResolvedMask mask;
-  double scale;
+  Scoring scoring;
   std::vector<int64_t> leading;
 
  private:

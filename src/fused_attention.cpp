@@ -7,6 +7,7 @@
 #include "gradients.h"
 #include "kernel_attention.h"
 #include "plain_attention.h"
+#include "sink_gradient.h"
 
 namespace mha::detail {
 namespace {
@@ -21,15 +22,17 @@ struct Settings : torch::CustomClassHolder {
 };
 
 // Gradients of the plain path: they have gradients themselves, and flow from the weights as
-// well. `inputs` are query, key, value and the terms that the mask adds.
+// well. `inputs` are query, key, value, the terms that the mask adds and the sinks, if any.
 variable_list plain_gradients(variable_list inputs, const variable_list& grad_outputs,
-                              ResolvedMask mask, const AttentionCall& call) {
+                              ResolvedMask mask, AttentionCall call) {
   const bool create_graph = at::GradMode::is_enabled();
   at::AutoGradMode enable_grad(true);
   if (!create_graph) {
     for (auto& input : inputs) input = input.detach().requires_grad_(input.requires_grad());
   }
-  mask.add.assign(inputs.begin() + 3, inputs.end());
+  auto next = inputs.begin() + 3;
+  for (auto& term : mask.add) term = *next++;
+  if (call.scoring.sinks.defined()) call.scoring.sinks = *next++;
   const auto result = plain_attention(inputs[0], inputs[1], inputs[2], mask, call);
   return gradients({result.output, result.weights}, grad_outputs, inputs, create_graph);
 }
@@ -37,11 +40,11 @@ variable_list plain_gradients(variable_list inputs, const variable_list& grad_ou
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   // Gives (output), or (output, weights) if weights are wanted. `added` are the mask's terms,
-  // since only arguments get gradients.
+  // and `sinks` the call's, if any, since only arguments get gradients.
   static variable_list forward(AutogradContext* context, const at::Tensor& query,
                                const at::Tensor& key, const at::Tensor& value,
-                               at::TensorList /*added*/, const ResolvedMask& mask,
-                               const AttentionCall& call) {
+                               at::TensorList /*added*/, at::TensorList sinks,
+                               const ResolvedMask& mask, const AttentionCall& call) {
     const auto result = kernel_attention(query, key, value, mask, call, true);
     auto settings = c10::make_intrusive<Settings>();
     settings->mask = mask;
@@ -52,6 +55,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     for (auto* list : tensor_lists(settings->mask)) {
       saved.insert(saved.end(), list->begin(), list->end());
     }
+    saved.insert(saved.end(), sinks.begin(), sinks.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["settings"] = c10::IValue::make_capsule(std::move(settings));
     context->set_materialize_grads(false);
@@ -64,10 +68,13 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     const auto settings = c10::static_intrusive_pointer_cast<Settings>(
         context->saved_data["settings"].toCapsule());
     ResolvedMask mask = settings->mask;
+    AttentionCall call = settings->call;
     auto next = saved.begin() + 6;
     for (auto* list : tensor_lists(mask)) {
       for (auto& tensor : *list) tensor = *next++;
     }
+    auto& sinks = call.scoring.sinks;
+    if (sinks.defined()) sinks = *next++;
     const auto &q = saved[0], &k = saved[1], &v = saved[2];
     const auto& grad_output = grad_outputs[0];
     const bool from_weights = grad_outputs.size() > 1 && grad_outputs[1].defined();
@@ -75,12 +82,17 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     if (at::GradMode::is_enabled() || from_weights) {
       variable_list inputs{q, k, v};
       inputs.insert(inputs.end(), mask.add.begin(), mask.add.end());
-      grads = plain_gradients(std::move(inputs), grad_outputs, mask, settings->call);
+      if (sinks.defined()) inputs.push_back(sinks);
+      grads = plain_gradients(std::move(inputs), grad_outputs, mask, call);
     } else if (grad_output.defined()) {
-      grads = kernel_attention_backward(q, k, v, {saved[3], {}, saved[4], saved[5]},
-                                        grad_output, mask, settings->call);
+      const KernelResult result{saved[3], {}, saved[4], saved[5]};
+      grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);
+      if (sinks.requires_grad()) {
+        grads.push_back(sink_gradient(q, k, result, grad_output, mask, call));
+      }
     }
-    grads.resize(3 + mask.add.size() + 2);  // none for the mask and the call
+    const size_t inputs = 3 + mask.add.size() + (sinks.defined() ? 1 : 0);
+    grads.resize(inputs + 2);  // none for the mask and the call
     return grads;
   }
 };
@@ -94,14 +106,17 @@ AttentionOutput fused_attention(const at::Tensor& query, const at::Tensor& key,
   const auto narrow = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : tensor;
   };
-  const bool records =
-      at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() ||
-                                     value.requires_grad() || any_wants_gradient(mask.add));
+  const auto& given_sinks = call.scoring.sinks;
+  const bool records = at::GradMode::is_enabled() &&
+                       (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
+                        any_wants_gradient(mask.add) || given_sinks.requires_grad());
   // The half types are for storage, and all sums are float32.
   if (records) {
+    variable_list sinks;
+    if (given_sinks.defined()) sinks.push_back(given_sinks.to(at::kFloat));
     const auto results =
         FusedAttention::apply(query.to(at::kFloat), key.to(at::kFloat), value.to(at::kFloat),
-                              at::TensorList(mask.add), mask, call);
+                              at::TensorList(mask.add), at::TensorList(sinks), mask, call);
     return {narrow(results[0]), results.size() > 1 ? narrow(results[1]) : at::Tensor()};
   }
   const auto result = kernel_attention(query.to(at::kFloat), key, value, mask, call, false);

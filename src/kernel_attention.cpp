@@ -69,15 +69,15 @@ void attend(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
 // A call without results, and what keeps its memory alive.
 struct PreparedCall {
   cpu::AttentionForward args{};
-  at::Tensor query, key, value;
+  at::Tensor query, key, value, sinks;
   PackedMask mask;
 };
 
 PreparedCall prepare(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const ResolvedMask& mask, const AttentionCall& call,
                      const cpu::Kernels& kernels) {
-  PreparedCall prepared{
-      {}, kernel_view(query), kernel_view(key), kernel_view(value), pack_mask(mask, kernels)};
+  PreparedCall prepared{{}, kernel_view(query),      kernel_view(key), kernel_view(value),
+                        {}, pack_mask(mask, kernels)};
   cpu::AttentionForward& args = prepared.args;
   const auto &q = prepared.query, &k = prepared.key, &v = prepared.value;
   args.batch = q.size(0);
@@ -87,7 +87,12 @@ PreparedCall prepare(const at::Tensor& query, const at::Tensor& key, const at::T
   args.keys = k.size(2);
   args.head_dim = q.size(3);
   args.value_dim = v.size(3);
-  args.scale = static_cast<float>(call.scale);
+  args.scale = static_cast<float>(call.scoring.scale);
+  args.softcap = static_cast<float>(call.scoring.softcap);
+  if (call.scoring.sinks.defined()) {
+    prepared.sinks = call.scoring.sinks.detach().to(at::kFloat).contiguous();
+    args.sinks = prepared.sinks.data_ptr<float>();
+  }
   args.query = kernel_rows<const float>(q);
   args.storage = storage_of(k);
   args.key = stored_rows(k);
@@ -211,7 +216,8 @@ std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
   args.keys = s;
   args.head_dim = q.size(3);
   args.value_dim = v.size(3);
-  args.scale = static_cast<float>(call.scale);
+  args.scale = static_cast<float>(call.scoring.scale);
+  args.softcap = static_cast<float>(call.scoring.softcap);
   args.query = kernel_rows<const float>(q);
   args.key = kernel_rows<const float>(k);
   args.value = kernel_rows<const float>(v);
@@ -334,8 +340,8 @@ bool any_wants_gradient(const std::vector<at::Tensor>& tensors) {
 }
 
 RowStatistics row_statistics(const at::Tensor& query, const at::Tensor& key,
-                             const ResolvedMask& mask, double scale) {
-  const AttentionCall call{scale, 0, 0, Weights::none, false};
+                             const ResolvedMask& mask, const Scoring& scoring) {
+  const AttentionCall call{scoring, 0, 0, Weights::none, false};
   // The output is not wanted, so any values will do: the first column of the keys.
   const auto result = forward(query, key, key.narrow(3, 0, 1), mask, call, true);
   return {result.row_maximum, result.row_factor};

@@ -30,7 +30,7 @@ std::vector<at::Tensor> kernel_attention_backward(
 
 /// What the kernels know of each row, without the output. Float32.
 RowStatistics row_statistics(const at::Tensor& query, const at::Tensor& key,
-                             const ResolvedMask& mask, double scale);
+                             const ResolvedMask& mask, const Scoring& scoring);
 
 /// How the kernels compute the forward.
 enum class ForwardKernel {

@@ -83,13 +83,16 @@ variable_list compute(const MapMethod& method, const MapView& view) {
 variable_list inputs_of(const MapView& view) {
   variable_list inputs{view.query, view.key};
   inputs.insert(inputs.end(), view.mask.add.begin(), view.mask.add.end());
+  if (view.scoring.sinks.defined()) inputs.push_back(view.scoring.sinks);
   return inputs;
 }
 
 MapView with_inputs(MapView view, const variable_list& inputs) {
   view.query = inputs[0];
   view.key = inputs[1];
-  std::copy(inputs.begin() + 2, inputs.end(), view.mask.add.begin());
+  auto next = inputs.begin() + 2;
+  for (auto& term : view.mask.add) term = *next++;
+  if (view.scoring.sinks.defined()) view.scoring.sinks = *next++;
   return view;
 }
 
@@ -158,18 +161,18 @@ struct MapSettings : torch::CustomClassHolder {
 
 class MapFunction : public torch::autograd::Function<MapFunction> {
  public:
-  static variable_list forward(AutogradContext* context, const at::Tensor& query,
-                               const at::Tensor& key, at::TensorList added, const MapView& view,
-                               const MapMethod& method) {
-    variable_list inputs{query, key};
-    inputs.insert(inputs.end(), added.begin(), added.end());
+  static variable_list forward(AutogradContext* context, at::TensorList given,
+                               const MapView& view, const MapMethod& method) {
+    variable_list inputs = given.vec();
     variable_list detached;
     for (const auto& input : inputs) detached.push_back(input.detach());
     auto results = compute(method, with_inputs(view, detached));
     auto settings = c10::make_intrusive<MapSettings>();
     settings->method = method;
     settings->method.fused = nullptr;  // if it kept a result, that would keep this node
-    settings->view = with_inputs(view, variable_list(inputs.size()));
+    variable_list kept(inputs.size());
+    if (view.scoring.sinks.defined()) kept.back() = detached.back();  // there are some
+    settings->view = with_inputs(view, kept);
     context->save_for_backward(std::move(inputs));
     context->saved_data["settings"] = c10::IValue::make_capsule(std::move(settings));
     context->set_materialize_grads(false);
@@ -201,7 +204,8 @@ bool wants_gradient(const MapView& view) {
 
 std::vector<at::Tensor> apply(const MapMethod& method, const MapView& view) {
   if (!wants_gradient(view)) return compute(method, view);
-  return MapFunction::apply(view.query, view.key, at::TensorList(view.mask.add), view, method);
+  const auto inputs = inputs_of(view);
+  return MapFunction::apply(at::TensorList(inputs), view, method);
 }
 
 }  // namespace mha::detail

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "attention.h"
 #include "torch_compat.h"
 
 namespace mha::detail {
@@ -74,6 +75,8 @@ void check_options(const MultiHeadAttentionOptions& options) {
   TORCH_CHECK(!options.scale() || std::isfinite(*options.scale()),
               "MultiHeadAttentionOptions: scale: expected a finite number, found ",
               options.scale().value_or(0));
+  TORCH_CHECK(is_softcap(options.softcap()), "MultiHeadAttentionOptions: softcap: expected ",
+              softcap_range, ", found ", options.softcap());
   TORCH_CHECK(!options.dtype() || c10::isFloatingType(*options.dtype()),
               "MultiHeadAttentionOptions: dtype: expected a floating dtype, found ",
               options.dtype().value_or(at::kFloat));

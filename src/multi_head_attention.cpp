@@ -115,6 +115,10 @@ void MultiHeadAttentionImpl::reset() {
     bias_k = register_parameter("bias_k", at::empty({1, 1, kv_inner}, tensor_options(options)));
     bias_v = register_parameter("bias_v", at::empty({1, 1, kv_inner}, tensor_options(options)));
   }
+  if (options.sinks()) {
+    sinks =
+        register_parameter("sinks", at::empty({options.num_heads()}, tensor_options(options)));
+  }
 }
 
 void MultiHeadAttentionImpl::reset_parameters() {
@@ -123,6 +127,7 @@ void MultiHeadAttentionImpl::reset_parameters() {
     torch::nn::init::xavier_normal_(bias_k);
     torch::nn::init::xavier_normal_(bias_v);
   }
+  if (options.sinks()) torch::nn::init::zeros_(sinks);
 }
 
 AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
@@ -174,6 +179,8 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
       detail::attention(q, k, v, resolved,
                         AttentionOptions()
                             .scale(options.scale())
+                            .softcap(options.softcap())
+                            .sinks(sinks)
                             .dropout(is_training() ? options.dropout() : 0.0)
                             .weights(call.weights().value_or(options.weights()))
                             .weights_after_dropout(options.weights_after_dropout()),
@@ -183,8 +190,11 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
     const auto leading = query.dim() == 2 ? std::vector<int64_t>{} : std::vector{sizes.batch};
     const double scale =
         options.scale().value_or(1 / std::sqrt(static_cast<double>(head_dim())));
-    const auto state = std::make_shared<detail::MapState>(q, k, resolved, scale, leading,
-                                                          std::move(statistics));
+    const auto state = std::make_shared<detail::MapState>(
+        q, k, resolved,
+        // A map outlives steps of an optimizer, which change the parameter in place.
+        detail::Scoring{scale, options.softcap(), sinks.defined() ? sinks.clone() : sinks},
+        leading, std::move(statistics));
     detail::record_map(*this, AttentionMap(state));
     if (map) *map = state;
   }
@@ -221,6 +231,7 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
          << ", add_zero_attn=" << options.add_zero_attn()
          << ", batch_first=" << options.batch_first() << ", scale="
          << options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim())))
+         << ", softcap=" << options.softcap() << ", sinks=" << options.sinks()
          << ", weights=" << options.weights()
          << ", weights_after_dropout=" << options.weights_after_dropout()
          << ", dtype=" << W_q->weight.scalar_type() << ", device=" << W_q->weight.device()

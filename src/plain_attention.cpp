@@ -1,10 +1,12 @@
 #include "plain_attention.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -101,8 +103,33 @@ class GuardedProducts {
   at::Tensor poison_queries_, poison_keys_, poison_values_;  // (N, H, T): rows not finite
 };
 
+double lowest_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::lowest()
+                              : std::numeric_limits<float>::lowest();
+}
+
+// softmax over scores and a sink in each row, without the sink's own weight.
+at::Tensor softmax_with_sinks(const at::Tensor& scores, const at::Tensor& sinks) {
+  auto sizes = scores.sizes().vec();
+  sizes.back() = 1;
+  // Finite, so that a row without keys divides by something.
+  const double lowest = lowest_of(scores.scalar_type());
+  const auto column = sinks.to(scores.scalar_type())
+                          .clamp(lowest, -lowest)
+                          .reshape({1, scores.size(1), 1, 1})
+                          .expand(sizes);
+  return at::softmax(at::cat({scores, column}, -1), -1).narrow(-1, 0, scores.size(-1));
+}
+
 // softmax over the allowed keys; exactly 0 at blocked ones, and so in rows without any.
-at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed) {
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed,
+                          const at::Tensor& sinks) {
+  if (sinks.defined()) {
+    if (!allowed.defined()) return softmax_with_sinks(scores, sinks);
+    const auto blocked = allowed.logical_not();
+    return softmax_with_sinks(scores.masked_fill(blocked, -infinity), sinks)
+        .masked_fill(blocked, 0);
+  }
   if (!allowed.defined()) return at::softmax(scores, -1);
   const auto blocked = allowed.logical_not();
   const auto dead_rows = blocked.all(-1, /*keepdim=*/true);
@@ -137,19 +164,18 @@ struct MaskedScores {
 // The products are guarded whether or not a number is NaN, since the rounding may not depend on
 // that either.
 MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
-                           const at::Tensor& value, const ResolvedMask& mask, double scale) {
+                           const at::Tensor& value, const ResolvedMask& mask,
+                           const Scoring& scoring) {
   const auto [allowed, added] = densify(mask, query.scalar_type(), query.device());
   MaskedScores result{{}, allowed, {}};
-  if (allowed.defined()) result.guarded.emplace(query * scale, key, value, allowed);
+  if (allowed.defined()) result.guarded.emplace(query * scoring.scale, key, value, allowed);
   auto& scores = result.scores;
   scores = result.guarded ? result.guarded->scores()
-                          : grouped_matmul(query * scale, key.transpose(-2, -1));
+                          : grouped_matmul(query * scoring.scale, key.transpose(-2, -1));
+  if (scoring.softcap > 0) scores = at::tanh(scores / scoring.softcap) * scoring.softcap;
   if (added.defined()) {
     // Clamped, since the sum of two large finite terms must not become a block.
-    const double lowest = query.scalar_type() == at::kDouble
-                              ? std::numeric_limits<double>::lowest()
-                              : std::numeric_limits<float>::lowest();
-    scores = (scores + added).clamp_min(lowest);
+    scores = (scores + added).clamp_min(lowest_of(query.scalar_type()));
   }
   return result;
 }
@@ -165,8 +191,8 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
   const auto dtype = result_dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto v = value.to(dtype).contiguous();
   const auto [scores, allowed, guarded] = masked_scores(
-      query.to(dtype).contiguous(), key.to(dtype).contiguous(), v, mask, call.scale);
-  const auto weights = masked_softmax(scores, allowed);
+      query.to(dtype).contiguous(), key.to(dtype).contiguous(), v, mask, call.scoring);
+  const auto weights = masked_softmax(scores, allowed, call.scoring.sinks);
   const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call) : weights;
   const auto output = guarded ? guarded->output(used) : grouped_matmul(used, v);
 
@@ -183,10 +209,10 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
 }
 
 at::Tensor plain_scores(const at::Tensor& query, const at::Tensor& key,
-                        const ResolvedMask& mask, double scale) {
+                        const ResolvedMask& mask, const Scoring& scoring) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto k = key.contiguous();
-  const auto result = masked_scores(query.contiguous(), k, k, mask, scale);
+  const auto result = masked_scores(query.contiguous(), k, k, mask, scoring);
   if (!result.allowed.defined()) return result.scores;
   return result.scores.masked_fill(result.allowed.logical_not(), -infinity);
 }

@@ -14,9 +14,10 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call);
 
-/// The scores that the weights are the softmax of, (N, H, L, S): -inf where the mask blocks.
+/// The scores that the weights are the softmax of, with the sinks, (N, H, L, S): -inf where the
+/// mask blocks.
 /// query and key are both float32 or both float64.
 at::Tensor plain_scores(const at::Tensor& query, const at::Tensor& key,
-                        const ResolvedMask& mask, double scale);
+                        const ResolvedMask& mask, const Scoring& scoring);
 
 }  // namespace mha::detail

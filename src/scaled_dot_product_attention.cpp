@@ -22,6 +22,22 @@ void check_options(const AttentionOptions& options) {
   TORCH_CHECK(!options.scale() || std::isfinite(*options.scale()),
               "scaled_dot_product_attention: scale: expected a finite number, found ",
               options.scale().value_or(0));
+  TORCH_CHECK(detail::is_softcap(options.softcap()),
+              "scaled_dot_product_attention: softcap: expected ", detail::softcap_range,
+              ", found ", options.softcap());
+}
+
+void check_sinks(const at::Tensor& sinks, const at::Tensor& query) {
+  if (!sinks.defined()) return;
+  TORCH_CHECK(sinks.is_floating_point(),
+              "scaled_dot_product_attention: sinks: expected a floating dtype, found ",
+              sinks.scalar_type());
+  TORCH_CHECK(sinks.dim() == 1 && sinks.size(0) == query.size(-3),
+              "scaled_dot_product_attention: sinks: expected shape (H) = [", query.size(-3),
+              "], one for each head of query ", query.sizes(), ", found ", sinks.sizes());
+  TORCH_CHECK(sinks.device() == query.device(),
+              "scaled_dot_product_attention: sinks: expected the device of query, ",
+              query.device(), ", found ", sinks.device());
 }
 
 void check_like_query(const char* name, const at::Tensor& tensor, const at::Tensor& query) {
@@ -79,8 +95,9 @@ detail::ResolvedMask resolve_for(const Mask& mask, const at::Tensor& query,
                          query.device());
 }
 
-double scale_or_default(std::optional<double> scale, const at::Tensor& query) {
-  return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(-1))));
+detail::Scoring scoring_of(const AttentionOptions& options, const at::Tensor& query) {
+  const double default_scale = 1.0 / std::sqrt(static_cast<double>(query.size(-1)));
+  return {options.scale().value_or(default_scale), options.softcap(), options.sinks()};
 }
 
 // Merges (or, if there are none, adds) the dimensions before the heads.
@@ -114,6 +131,7 @@ AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::
                                              const AttentionOptions& options) {
   check_options(options);
   check_inputs(query, key, value);
+  check_sinks(options.sinks(), query);
   const auto resolved = resolve_for(mask, query, key);
   if (query.dim() == 4) {
     return detail::attention(query, key, value, resolved, options);
@@ -131,6 +149,7 @@ TracedAttention trace_scaled_dot_product_attention(const at::Tensor& query,
                                                    const AttentionOptions& options) {
   check_options(options);
   check_inputs(query, key, value);
+  check_sinks(options.sinks(), query);
   const auto resolved = resolve_for(mask, query, key);
   const auto q = with_one_batch(query, resolved.batch);
   const auto k = with_one_batch(key, resolved.batch);
@@ -140,20 +159,24 @@ TracedAttention trace_scaled_dot_product_attention(const at::Tensor& query,
       detail::attention(q, k, with_one_batch(value, resolved.batch), resolved, without_weights,
                         /*output_is_passing=*/false, &statistics);
   const auto leading = query.sizes().slice(0, query.dim() - 3);
-  return {with_leading(result.output, leading),
-          AttentionMap(std::make_shared<detail::MapState>(
-              q, k, resolved, scale_or_default(options.scale(), query), leading.vec(),
-              std::move(statistics)))};
+  return {with_leading(result.output, leading), AttentionMap(std::make_shared<detail::MapState>(
+                                                    q, k, resolved, scoring_of(options, query),
+                                                    leading.vec(), std::move(statistics)))};
 }
 
 AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
-                           std::optional<double> scale) {
-  check_options(AttentionOptions().scale(scale));
+                           std::optional<double> scale)
+    : AttentionMap(query, key, mask, AttentionOptions().scale(scale)) {}
+
+AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
+                           const AttentionOptions& options) {
+  check_options(options);
   check_inputs(query, key, key);
+  check_sinks(options.sinks(), query);
   const auto resolved = resolve_for(mask, query, key);
   state_ = std::make_shared<detail::MapState>(
       with_one_batch(query, resolved.batch), with_one_batch(key, resolved.batch), resolved,
-      scale_or_default(scale, query), query.sizes().slice(0, query.dim() - 3).vec());
+      scoring_of(options, query), query.sizes().slice(0, query.dim() - 3).vec());
 }
 
 }  // namespace mha

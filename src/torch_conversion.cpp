@@ -62,6 +62,11 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
   TORCH_CHECK(!options.scale() || *options.scale() == default_scale,
               "to_torch: scale: expected 1 / sqrt(head_dim) = ", default_scale,
               ", which is all that torch's module has, found ", options.scale().value_or(0));
+  TORCH_CHECK(options.softcap() == 0,
+              "to_torch: softcap: expected 0, since torch's module has none, found ",
+              options.softcap());
+  TORCH_CHECK(!options.sinks(),
+              "to_torch: sinks: expected false, since torch's module has none, found true");
 }
 
 }  // namespace

@@ -96,10 +96,11 @@ TEST(AttentionMapGradientTest, GradientsOfLongInputsAreFormedByParts) {
   Random random(10);
   const int64_t l = 2500, s = 1000;
   const auto q = leaf(random.normal({1, 2, l, 4})), k = leaf(random.normal({1, 1, s, 4}));
-  const auto added = leaf(random.normal({1, 1, l, s}));
+  const auto added = leaf(random.normal({1, 1, l, s})), sinks = leaf(random.normal({2}));
   const auto mask = Mask::add(added) & Mask::causal();
-  const AttentionMap map(q, k, mask);
-  const auto weights = scaled_dot_product_attention(q, k, k, mask).weights;
+  const auto options = AttentionOptions().softcap(2).sinks(sinks);
+  const AttentionMap map(q, k, mask, options);
+  const auto weights = scaled_dot_product_attention(q, k, k, mask, options).weights;
   const std::vector<Method> methods{
       {"rows", [](const auto& m) { return m.rows(5, 2405); },
        [](const auto& w) { return w.narrow(2, 5, 2400); }},
@@ -118,14 +119,48 @@ TEST(AttentionMapGradientTest, GradientsOfLongInputsAreFormedByParts) {
   for (const auto& method : methods) {
     const auto actual = method.of_map(map), expected = method.of_weights(weights);
     const auto upstream = random.normal(expected.sizes(), expected.scalar_type());
-    const auto grads = torch::autograd::grad({actual}, {q, k, added},
+    const auto grads = torch::autograd::grad({actual}, {q, k, added, sinks},
                                              {upstream.to(actual.scalar_type())}, true);
-    const auto wanted = torch::autograd::grad({expected}, {q, k, added}, {upstream}, true);
+    const auto wanted =
+        torch::autograd::grad({expected}, {q, k, added, sinks}, {upstream}, true);
     for (size_t i = 0; i < grads.size(); ++i) {
       const double scale = wanted[i].abs().max().item<double>();
       EXPECT_TRUE(is_close(grads[i], wanted[i], 2e-5 * scale)) << method.name << ", " << i;
     }
   }
+}
+
+TEST(AttentionMapGradientTest, GradientsFlowThroughSoftCapAndSinks) {
+  Random random(12);
+  const auto dtype = at::kDouble;
+  const auto q = leaf(random.normal({2, 4, 5, 6}, dtype)),
+             k = leaf(random.normal({2, 2, 7, 6}, dtype)),
+             sinks = leaf(random.normal({4}, dtype));
+  const auto options = AttentionOptions().softcap(0.8).sinks(sinks);
+  const AttentionMap map(q, k, Mask::causal(), options);
+  const auto [output, weights] = scaled_dot_product_attention(q, k, k, Mask::causal(), options);
+  const std::vector<Method> methods{
+      {"dense", [](const auto& m) { return m.dense(); }, [](const auto& w) { return w; }},
+      {"head", [](const auto& m) { return m.head(2); },
+       [](const auto& w) { return w.select(1, 2); }},
+      {"entropy", [](const auto& m) { return m.entropy(); },
+       [](const auto& w) { return entropy_of(w); }},
+      {"log_sum_exp", [](const auto& m) { return m.log_sum_exp(); },
+       [&](const auto& w) {  // of the sink's weight
+         return sinks.view({4, 1}) - at::log(1 - w.sum(-1));
+       }},
+  };
+  for (const auto& method : methods) {
+    const auto actual = method.of_map(map), expected = method.of_weights(weights);
+    const auto upstream = random.normal(expected.sizes(), dtype);
+    const auto grads = torch::autograd::grad({actual}, {q, k, sinks}, {upstream}, true);
+    const auto wanted = torch::autograd::grad({expected}, {q, k, sinks}, {upstream}, true);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      EXPECT_TRUE(is_close(grads[i], wanted[i], 1e-12)) << method.name << ", " << i;
+      EXPECT_GT(grads[i].abs().max().item<double>(), 0) << method.name << ", " << i;
+    }
+  }
+  EXPECT_FALSE(map.detach().entropy().requires_grad());
 }
 
 TEST(AttentionMapGradientTest, GradientsHaveGradients) {

@@ -86,7 +86,10 @@ void expect_map_says(const AttentionMap& map, const at::Tensor& dense, int64_t g
   const auto scores = map.scores(ScoreStage::masked), sum = map.log_sum_exp();
   const auto from_scores = at::exp(scores - sum.masked_fill(sum == -infinity, 0).unsqueeze(-1));
   EXPECT_TRUE(is_close(from_scores, weights, 20 * one)) << "exp(scores - log_sum_exp)";
-  EXPECT_TRUE(at::equal(sum == -infinity, weights.sum(-1) == 0)) << "log_sum_exp of dead rows";
+  if (!map.sinks().defined()) {
+    EXPECT_TRUE(at::equal(sum == -infinity, weights.sum(-1) == 0))
+        << "log_sum_exp of dead rows";
+  }
 }
 
 TEST(AttentionMapTest, SaysWhatTheWeightsOfTheModuleSayInRandomConfigurations) {
@@ -153,10 +156,13 @@ TEST(AttentionMapTest, SaysWhatTheWeightsOfTheFunctionSayAcrossBlocks) {
     const auto key = random.normal({n, kv_heads, s, d}),
                value = random.normal({n, kv_heads, s, 3});
     const auto mask = draw_mask(random, n, h, l, s);
-    const auto options = AttentionOptions().scale(1.5 / std::sqrt(static_cast<double>(d)));
+    auto options = AttentionOptions().scale(1.5 / std::sqrt(static_cast<double>(d)));
+    if (random.chance(0.3)) options.softcap(1.5);
+    if (random.chance(0.3)) options.sinks(random.normal({h}));
     std::ostringstream setting;
     setting << "seed " << seed << ": N=" << n << " H=" << h << " Hk=" << kv_heads << " L=" << l
-            << " S=" << s << " D=" << d << " mask " << mask;
+            << " S=" << s << " D=" << d << " mask " << mask << " softcap " << options.softcap()
+            << (options.sinks().defined() ? " sinks" : "");
     SCOPED_TRACE(setting.str());
     const auto expected = scaled_dot_product_attention(query, key, value, mask, options);
     const auto [output, map] =
@@ -166,8 +172,8 @@ TEST(AttentionMapTest, SaysWhatTheWeightsOfTheFunctionSayAcrossBlocks) {
                                              AttentionOptions(options).weights(Weights::none))
                     .output));
     expect_map_says(map, expected.weights, s, random);
-    EXPECT_TRUE(is_close(AttentionMap(query, key, mask, options.scale()).dense(),
-                         expected.weights, 2e-7))
+    EXPECT_TRUE(
+        is_close(AttentionMap(query, key, mask, options).dense(), expected.weights, 2e-7))
         << "from queries and keys alone";
   }
 }
@@ -219,6 +225,60 @@ TEST(AttentionMapTest, OfEqualWeightsTheEarlierKeysAreTheTop) {
   EXPECT_TRUE(at::equal(keys, at::arange(4).expand({1, 1, 3, 4})));
   const auto few = AttentionMap(zeros, zeros, Mask::causal()).top_k(3).keys[0][0];
   EXPECT_TRUE(at::equal(few, torch::tensor({{0, -1, -1}, {0, 1, -1}, {0, 1, 2}})));
+}
+
+TEST(AttentionMapTest, ScoresAreShownAtEachStage) {
+  Random random(4);
+  const auto q = random.normal({2, 4, 5, 8}, at::kDouble),
+             k = random.normal({2, 2, 7, 8}, at::kDouble);
+  const auto bias = random.normal({5, 7}, at::kDouble);
+  const auto mask = Mask::add(bias) & Mask::causal();
+  const AttentionMap map(q, k, mask, AttentionOptions().softcap(0.5));
+  EXPECT_EQ(map.softcap(), 0.5);
+  const auto scaled =
+      at::matmul(q, k.repeat_interleave(2, 1).transpose(-2, -1)) / std::sqrt(8.0);
+  const auto capped = at::tanh(scaled / 0.5) * 0.5;
+  const auto later = at::ones({5, 7}, at::kBool).triu(3);
+  const auto masked = (capped + bias).masked_fill(later, -infinity);
+  EXPECT_TRUE(is_close(map.scores(ScoreStage::scaled), scaled, 1e-14));
+  EXPECT_TRUE(is_close(map.scores(ScoreStage::softcapped), capped, 1e-14));
+  EXPECT_TRUE(is_close(map.scores(ScoreStage::masked), masked, 1e-14));
+  EXPECT_TRUE(
+      is_close(map.scores(ScoreStage::softcapped, 1, 4), capped.narrow(2, 1, 3), 1e-14));
+  const AttentionMap plain(q, k, mask);
+  EXPECT_TRUE(
+      is_bit_equal(plain.scores(ScoreStage::softcapped), plain.scores(ScoreStage::scaled)));
+}
+
+TEST(AttentionMapTest, ASinkIsInTheSumButIsNoKey) {
+  Random random(5);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const auto q = random.normal({2, 4, 50, 8}, dtype), k = random.normal({2, 2, 70, 8}, dtype);
+    const auto sinks = random.normal({4}, dtype);
+    const auto mask = Mask::lengths(torch::tensor({60, 0}));
+    const AttentionMap map(q, k, mask, AttentionOptions().sinks(sinks));
+    const auto column = sinks.view({4, 1}).expand({2, 4, 50});
+    const auto expected =
+        at::cat({map.scores(ScoreStage::masked), column.unsqueeze(-1)}, -1).logsumexp(-1);
+    EXPECT_TRUE(is_close(map.log_sum_exp(), expected, 2e-6)) << dtype;
+    // What the keys of a row leave to 1, and all in the sample without keys.
+    EXPECT_TRUE(is_close(1 - map.dense().sum(-1), at::exp(column - expected), 2e-6)) << dtype;
+    EXPECT_TRUE(all_zero(map.dense()[1])) << dtype;
+    EXPECT_TRUE(all_zero(map.entropy()[1])) << dtype;
+    const auto taken = sinks.clone();
+    const AttentionMap stale(q, k, mask, AttentionOptions().sinks(taken));
+    taken.add_(1);
+    EXPECT_TRUE(refuses([&] { stale.dense(); }, {"sinks", "modified"})) << dtype;
+  }
+}
+
+TEST(AttentionMapTest, AMapOfAModuleOutlivesAChangeOfItsSinks) {
+  MultiHeadAttention module(MultiHeadAttentionOptions(16, 2).sinks(true).softcap(2));
+  const at::NoGradGuard no_grad;
+  const auto [output, map] = module->trace(torch::randn({2, 9, 16}));
+  const auto before = map.dense().clone();
+  module->sinks.add_(3);
+  EXPECT_TRUE(is_bit_equal(map.dense(), before));
 }
 
 TEST(AttentionMapTest, HalfTypesAreWidened) {

@@ -15,12 +15,13 @@ std::ostream& operator<<(std::ostream& stream, const AttentionSetting& s) {
   return stream << "N=" << s.batch << " H=" << s.heads << " Hk=" << s.kv_heads
                 << " L=" << s.queries << " S=" << s.keys << "+" << s.extra
                 << " D=" << s.head_dim << " Dv=" << s.value_dim << " mask " << s.mask
-                << " dropout " << s.call.dropout << " weights " << s.call.weights << " "
-                << cpu_isa();
+                << " softcap " << s.call.scoring.softcap
+                << (s.call.scoring.sinks.defined() ? " sinks" : "") << " dropout "
+                << s.call.dropout << " weights " << s.call.weights << " " << cpu_isa();
 }
 
 AttentionCall call_for(int64_t head_dim) {
-  return {1 / std::sqrt(static_cast<double>(head_dim)), 0, 0, Weights::none, false};
+  return {{1 / std::sqrt(static_cast<double>(head_dim))}, 0, 0, Weights::none, false};
 }
 
 AttentionSetting draw_setting(int64_t seed) {
@@ -73,6 +74,9 @@ AttentionSetting draw_setting(int64_t seed) {
     s.call.dropout = 0.3;
     s.call.dropout_seed = static_cast<uint64_t>(seed);
   }
+  // From nearly all scores at the cap to hardly any.
+  if (chance(3)) s.call.scoring.softcap = std::vector<double>{0.5, 3, 50}[pick(0, 2)];
+  if (chance(3)) s.call.scoring.sinks = 2 * torch::randn({h});
   return s;
 }
 

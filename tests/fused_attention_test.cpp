@@ -29,8 +29,8 @@ namespace {
 
 using test::PeakMemory;
 
-// What a call gives by name: output, weights if wanted, gradients of q, k, v and the mask's
-// terms.
+// What a call gives by name: output, weights if wanted, gradients of q, k, v, the mask's terms
+// and the sinks.
 using Results = std::map<std::string, at::Tensor>;
 using Path = AttentionOutput (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const ResolvedMask&, const AttentionCall&);
@@ -44,14 +44,21 @@ Results run(Path path, const AttentionSetting& s, const std::vector<at::Tensor>&
     term = term.to(dtype).detach().requires_grad_();
     leaves.push_back(term);
   }
-  const auto result = path(leaves[0], leaves[1], leaves[2], mask, s.call);
+  auto call = s.call;
+  auto& sinks = call.scoring.sinks;
+  if (sinks.defined()) {
+    sinks = sinks.to(dtype).detach().requires_grad_();
+    leaves.push_back(sinks);
+  }
+  const auto result = path(leaves[0], leaves[1], leaves[2], mask, call);
   const auto grads = torch::autograd::grad({result.output}, leaves, {grad_output.to(dtype)});
   Results results{{"output", result.output},
                   {"query gradient", grads[0]},
                   {"key gradient", grads[1]},
                   {"value gradient", grads[2]}};
   if (result.weights.defined()) results["weights"] = result.weights;
-  if (grads.size() > 3) results["mask gradient"] = grads[3];
+  if (!mask.add.empty()) results["mask gradient"] = grads[3];
+  if (sinks.defined()) results["sink gradient"] = grads.back();
   return results;
 }
 

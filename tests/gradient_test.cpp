@@ -118,6 +118,9 @@ std::vector<NamedOptions> settings() {
           {"everything beside bias", all, {2, 2, 2, 3}},
           {"dropout", dropout, {2, 2, 3, 3}},
           {"averaged", averaged, {2, 2, 3, 3}},
+          {"soft cap and sinks",
+           MultiHeadAttentionOptions(base).softcap(0.7).sinks(true),
+           {2, 2, 3, 3}},
           {"unbatched", base, {1, 2, 3, 3}, false}};
 }
 
@@ -171,12 +174,17 @@ struct FunctionalCall {
     upstream = draw({2, 2, 2, 3});
     maps = draw({2, 2, 2, 3});
   }
+  void add_score_options() {
+    leaves.emplace_back("sinks", leaf(draw({2})));
+    options.softcap(0.8).sinks(leaves.back().second);
+  }
   at::Tensor loss() const {
     const auto [output, weights] = mha::scaled_dot_product_attention(
-        leaves[0].second, leaves[1].second, leaves[2].second, mask.mask);
+        leaves[0].second, leaves[1].second, leaves[2].second, mask.mask, options);
     return (output * upstream).sum() + (weights * maps).sum();
   }
   NamedMask mask;
+  AttentionOptions options;
   Leaves leaves;
   at::Tensor upstream, maps;
 };
@@ -217,6 +225,18 @@ TEST(SecondOrderGradientTest, TheFunctionalFormAgreesWithCentralDifferencesOfFir
     SCOPED_TRACE(mask.name);
     const FunctionalCall call(1, mask);
     const Loss loss = [&] { return call.loss(); };
+    expect_right_gradients(loss_of_gradients(loss, call.leaves), call.leaves);
+  }
+}
+
+TEST(SecondOrderGradientTest, SoftCapAndSinksAgreeWithCentralDifferencesOfFirstOrder) {
+  torch::manual_seed(66);
+  for (const auto& mask : masks(functional_sizes)) {
+    SCOPED_TRACE(mask.name);
+    FunctionalCall call(1, mask);
+    call.add_score_options();
+    const Loss loss = [&] { return call.loss(); };
+    expect_right_gradients(loss, call.leaves);
     expect_right_gradients(loss_of_gradients(loss, call.leaves), call.leaves);
   }
 }

@@ -43,6 +43,21 @@ TEST(ModuleStateTest, ParametersHaveTheirDocumentedNamesShapesAndOrder) {
                        "W_v.bias[15]", "W_o.weight[12, 15]", "W_o.bias[12]"}));
 }
 
+TEST(ModuleStateTest, SinksAreAParameterOfZerosThatDrawsNothing) {
+  torch::manual_seed(58);
+  MultiHeadAttention without(options());
+  torch::manual_seed(58);
+  MultiHeadAttention with(options().sinks(true));
+  EXPECT_TRUE(is_bit_equal(with->named_parameters()["sinks"], at::zeros({3})));
+  EXPECT_TRUE(with->sinks.requires_grad());
+  EXPECT_TRUE(is_bit_equal(with->W_o->weight, without->W_o->weight));
+  EXPECT_FALSE(without->sinks.defined());
+  EXPECT_EQ(without->named_parameters().find("sinks"), nullptr);
+  const auto x = at::randn({2, 4, 12});
+  with(x).output.sum().backward();
+  EXPECT_GT(with->sinks.grad().abs().max().item<double>(), 0);
+}
+
 TEST(ModuleStateTest, WithoutBiasNoProjectionHasOne) {
   MultiHeadAttention module(options().bias(false));
   EXPECT_EQ(module->named_parameters().keys(),
@@ -192,8 +207,9 @@ TEST(ModuleStateTest, AChildOfAClonedModuleStaysFrozenEqualAndIndependent) {
 }
 
 TEST(ModuleStateTest, TorchSaveAndLoadCarryEveryParameter) {
-  MultiHeadAttention saved(options().kdim(7).add_bias_kv(true)),
-      loaded(options().kdim(7).add_bias_kv(true));
+  MultiHeadAttention saved(options().kdim(7).add_bias_kv(true).sinks(true)),
+      loaded(options().kdim(7).add_bias_kv(true).sinks(true));
+  saved->sinks.detach().normal_();
   std::stringstream file;
   torch::save(saved, file);
   torch::load(loaded, file);
@@ -228,8 +244,8 @@ TEST(ModuleStateTest, PrettyPrintShowsEveryOption) {
   for (const char* part :
        {"mha::MultiHeadAttention(", "d_model=12", "num_heads=3", "num_kv_heads=3", "head_dim=4",
         "kdim=12", "vdim=12", "bias=true", "dropout=0", "add_bias_kv=false",
-        "add_zero_attn=false", "batch_first=true", "scale=0.5", "weights=per_head",
-        "weights_after_dropout=false", "dtype=Float", "device=cpu"}) {
+        "add_zero_attn=false", "batch_first=true", "scale=0.5", "softcap=0", "sinks=false",
+        "weights=per_head", "weights_after_dropout=false", "dtype=Float", "device=cpu"}) {
     EXPECT_TRUE(test::has_word(defaults, part)) << part << " in " << defaults;
   }
   const auto others = text(options()
@@ -242,13 +258,15 @@ TEST(ModuleStateTest, PrettyPrintShowsEveryOption) {
                                .add_zero_attn(true)
                                .batch_first(false)
                                .scale(0.125)
+                               .softcap(30)
+                               .sinks(true)
                                .weights(Weights::none)
                                .weights_after_dropout(true)
                                .dtype(at::kDouble));
   for (const char* part :
        {"head_dim=5", "kdim=7", "vdim=8", "bias=false", "dropout=0.25", "add_bias_kv=true",
-        "add_zero_attn=true", "batch_first=false", "scale=0.125", "weights=none",
-        "weights_after_dropout=true", "dtype=Double"}) {
+        "add_zero_attn=true", "batch_first=false", "scale=0.125", "softcap=30", "sinks=true",
+        "weights=none", "weights_after_dropout=true", "dtype=Double"}) {
     EXPECT_TRUE(test::has_word(others, part)) << part << " in " << others;
   }
 }

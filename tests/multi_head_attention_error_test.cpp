@@ -60,6 +60,13 @@ TEST(RefusedOptionsTest, DropoutThatIsNoProbability) {
   }
 }
 
+TEST(RefusedOptionsTest, ASoftCapThatIsNegativeOrOutOfRange) {
+  for (const double softcap : {-1.0, 1e-40, 1e40, nan}) {
+    EXPECT_TRUE(refused_options(options().softcap(softcap), {"softcap", "1e-30", "1e30"}))
+        << softcap;
+  }
+}
+
 TEST(RefusedOptionsTest, AScaleThatIsNotFinite) {
   for (const auto& [scale, found] :
        {std::pair{nan, "nan"}, {infinity, "inf"}, {-infinity, "-inf"}}) {

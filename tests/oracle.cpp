@@ -132,7 +132,7 @@ at::Tensor sum_extra_row(const at::Tensor& heads, int64_t T) {
 struct ProjectedCall {
   at::Tensor query, key, value;  // (N, H, L, D), (N, Hk, S + appended, D) twice
   DenseMask mask;
-  double scale;
+  OracleScoring scoring{1};
 };
 
 ProjectedCall project_call(const MultiHeadAttention& module, const at::Tensor& query,
@@ -147,7 +147,9 @@ ProjectedCall project_call(const MultiHeadAttention& module, const at::Tensor& q
   call.value = split_heads(project(value, module->W_v), Hk, bias_v, options.add_zero_attn());
   call.mask = dense_mask(mask, query.size(0), H, query.size(1), key.size(1),
                          call.key.size(2) - key.size(1));
-  call.scale = options.scale().value_or(1 / std::sqrt(static_cast<double>(call.query.size(3))));
+  call.scoring = {
+      options.scale().value_or(1 / std::sqrt(static_cast<double>(call.query.size(3)))),
+      options.softcap(), module->sinks};
   return call;
 }
 
@@ -236,7 +238,8 @@ at::Tensor sum_to_mask_shape(const at::Tensor& gradient, const at::Tensor& mask)
 }
 
 AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value, const DenseMask& mask, double scale) {
+                                 const at::Tensor& value, const DenseMask& mask,
+                                 const OracleScoring& scoring) {
   const auto query_values = doubles(query), key_values = doubles(key),
              value_values = doubles(value);
   const auto N = query.size(0), H = query.size(1), L = query.size(2), D = query.size(3);
@@ -249,19 +252,24 @@ AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
              added = mask.added.accessor<double, 4>();
   auto output = result.output.accessor<double, 4>(),
        weights = result.weights.accessor<double, 4>();
+  const auto sinks = scoring.sinks.defined() ? doubles(scoring.sinks) : at::Tensor();
   std::vector<double> scores(S);
   for (int64_t n = 0; n < N; ++n)
     for (int64_t h = 0; h < H; ++h)
       for (int64_t i = 0; i < L; ++i) {
-        double largest = -std::numeric_limits<double>::infinity();
+        const double sink = sinks.defined() ? sinks.accessor<double, 1>()[h]
+                                            : -std::numeric_limits<double>::infinity();
+        double largest = sink;
         for (int64_t j = 0; j < S; ++j) {
           if (allowed[n][h][i][j] == 0) continue;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += q[n][h][i][d] * k[n][h / group][j][d];
-          scores[j] = scale * dot + added[n][h][i][j];
+          double score = scoring.scale * dot;
+          if (scoring.softcap > 0) score = scoring.softcap * std::tanh(score / scoring.softcap);
+          scores[j] = score + added[n][h][i][j];
           largest = std::fmax(largest, scores[j]);
         }
-        double sum = 0;
+        double sum = sinks.defined() ? std::exp(sink - largest) : 0;
         for (int64_t j = 0; j < S; ++j)
           if (allowed[n][h][i][j] != 0) sum += std::exp(scores[j] - largest);
         for (int64_t j = 0; j < S; ++j) {
@@ -284,15 +292,19 @@ AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
 
 OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const DenseMask& mask,
-                                          double scale, const at::Tensor& grad_output,
+                                          const OracleScoring& scoring,
+                                          const at::Tensor& grad_output,
                                           const at::Tensor& grad_weights) {
-  const auto weights_values = oracle_attention(query, key, value, mask, scale).weights;
+  const auto weights_values = oracle_attention(query, key, value, mask, scoring).weights;
   const auto query_values = doubles(query), key_values = doubles(key),
              value_values = doubles(value), output_gradient = doubles(grad_output),
              weights_gradient = grad_weights.defined() ? doubles(grad_weights)
                                                        : at::zeros_like(weights_values);
-  OracleGradients result{at::zeros_like(query_values), at::zeros_like(key_values),
-                         at::zeros_like(value_values), at::zeros_like(weights_values)};
+  OracleGradients result{at::zeros_like(query_values),
+                         at::zeros_like(key_values),
+                         at::zeros_like(value_values),
+                         at::zeros_like(weights_values),
+                         {}};
   const auto N = query.size(0), H = query.size(1), L = query.size(2), D = query.size(3);
   const auto S = key.size(2), Dv = value.size(3), group = H / key.size(1);
   const auto q = query_values.accessor<double, 4>(), k = key_values.accessor<double, 4>(),
@@ -303,13 +315,13 @@ OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Ten
              dw_given = weights_gradient.accessor<double, 4>();
   auto dq = result.query.accessor<double, 4>(), dk = result.key.accessor<double, 4>(),
        dv = result.value.accessor<double, 4>(), dscore = result.added.accessor<double, 4>();
-  std::vector<double> dw(S);
+  std::vector<double> dw(S), dsink(H);
   for (int64_t n = 0; n < N; ++n)
     for (int64_t h = 0; h < H; ++h)
       for (int64_t i = 0; i < L; ++i) {
         const int64_t g = h / group;
         // output = sum_j w_j v_j, so dw_j = dy . v_j beside what the caller gave.
-        double mean = 0;
+        double mean = 0, sink_weight = 1;
         for (int64_t j = 0; j < S; ++j) {
           if (allowed[n][h][i][j] == 0) continue;
           dw[j] = dw_given[n][h][i][j];
@@ -318,17 +330,28 @@ OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Ten
             dv[n][g][j][d] += dy[n][h][i][d] * w[n][h][i][j];
           }
           mean += w[n][h][i][j] * dw[j];
+          sink_weight -= w[n][h][i][j];
         }
+        // The sink has the weight that is left, and no value: its dw is 0.
+        dsink[h] -= sink_weight * mean;
         // w = softmax(score), so dscore_j = w_j (dw_j - sum_k w_k dw_k).
         for (int64_t j = 0; j < S; ++j) {
           if (allowed[n][h][i][j] == 0) continue;
           dscore[n][h][i][j] = w[n][h][i][j] * (dw[j] - mean);
+          // The score before the cap: softcap * tanh(x / softcap) has slope 1 - tanh^2.
+          double slope = scoring.scale;
+          if (scoring.softcap > 0) {
+            double dot = 0;
+            for (int64_t d = 0; d < D; ++d) dot += q[n][h][i][d] * k[n][g][j][d];
+            slope *= 1 - std::pow(std::tanh(scoring.scale * dot / scoring.softcap), 2);
+          }
           for (int64_t d = 0; d < D; ++d) {
-            dq[n][h][i][d] += dscore[n][h][i][j] * scale * k[n][g][j][d];
-            dk[n][g][j][d] += dscore[n][h][i][j] * scale * q[n][h][i][d];
+            dq[n][h][i][d] += dscore[n][h][i][j] * slope * k[n][g][j][d];
+            dk[n][g][j][d] += dscore[n][h][i][j] * slope * q[n][h][i][d];
           }
         }
       }
+  if (scoring.sinks.defined()) result.sinks = torch::tensor(dsink, at::kDouble);
   return result;
 }
 
@@ -337,7 +360,7 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
                               const Mask& mask) {
   const auto call = project_call(module, query, key, value, mask);
   const auto [heads, weights] =
-      oracle_attention(call.query, call.key, call.value, call.mask, call.scale);
+      oracle_attention(call.query, call.key, call.value, call.mask, call.scoring);
   return {project(merge_heads(heads, query.size(1)), module->W_o), weights};
 }
 
@@ -349,13 +372,13 @@ OracleModuleGradients oracle_module_backward(const MultiHeadAttention& module,
   const auto L = query.size(1), S = key.size(1);
   const auto call = project_call(module, query, key, value, mask);
   const auto heads =
-      oracle_attention(call.query, call.key, call.value, call.mask, call.scale).output;
+      oracle_attention(call.query, call.key, call.value, call.mask, call.scoring).output;
   OracleModuleGradients result;
   const auto grad_heads = split_heads(project_backward(merge_heads(heads, L), module->W_o,
                                                        grad_output, "W_o", result.parameters),
                                       module->options.num_heads());
   const auto core = oracle_attention_backward(call.query, call.key, call.value, call.mask,
-                                              call.scale, grad_heads, grad_weights);
+                                              call.scoring, grad_heads, grad_weights);
   result.query = project_backward(query, module->W_q, merge_heads(core.query, L), "W_q",
                                   result.parameters);
   result.key =
@@ -363,6 +386,7 @@ OracleModuleGradients oracle_module_backward(const MultiHeadAttention& module,
   result.value = project_backward(value, module->W_v, merge_heads(core.value, S), "W_v",
                                   result.parameters);
   result.added = core.added;
+  if (core.sinks.defined()) result.parameters["sinks"] = core.sinks;
   if (module->options.add_bias_kv()) {
     result.parameters["bias_k"] = sum_extra_row(core.key, S);
     result.parameters["bias_v"] = sum_extra_row(core.value, S);

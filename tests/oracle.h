@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 /// Multi-head attention by plain loops in double, written from the contract and independent of
 /// the library: no matmul, no softmax, no autograd. The tests measure the library against it.
@@ -31,11 +32,20 @@ int64_t count_dead_rows(const DenseMask& mask);
 /// that was given to `Mask::add`. Columns after the mask's S are those of appended keys.
 at::Tensor sum_to_mask_shape(const at::Tensor& gradient, const at::Tensor& mask);
 
+/// What scores are made with, beside the mask. A number is a scale alone.
+struct OracleScoring {
+  OracleScoring(double scale_, double softcap_ = 0, at::Tensor sinks_ = {})
+      : scale(scale_), softcap(softcap_), sinks(std::move(sinks_)) {}
+  double scale, softcap;  // softcap 0: none
+  at::Tensor sinks;       // (H); undefined: none
+};
+
 /// Attention of query (N, H, L, D) over key (N, Hk, S, D) and value (N, Hk, S, Dv): output
 /// (N, H, L, Dv) and weights (N, H, L, S). Query head h reads key/value head h / (H / Hk).
 /// Blocked keys and values are never read; a row without an allowed key is 0.
 AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value, const DenseMask& mask, double scale);
+                                 const at::Tensor& value, const DenseMask& mask,
+                                 const OracleScoring& scoring);
 /// The same with the mask of a call and the default scale 1 / sqrt(D).
 AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value, const Mask& mask = {});
@@ -44,11 +54,13 @@ AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
 struct OracleGradients {
   at::Tensor query, key, value;  ///< as the inputs
   at::Tensor added;              ///< (N, H, L, S), 0 where blocked
+  at::Tensor sinks;              ///< (H); undefined without sinks
 };
 /// `grad_weights` may be undefined, for 0.
 OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const DenseMask& mask,
-                                          double scale, const at::Tensor& grad_output,
+                                          const OracleScoring& scoring,
+                                          const at::Tensor& grad_output,
                                           const at::Tensor& grad_weights);
 
 /// The whole module on batch-first inputs (N, L, E), (N, S, kdim), (N, S, vdim), whatever its

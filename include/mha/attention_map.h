@@ -36,8 +36,9 @@ struct IndexRange {
 
 /// How far the scores have come on their way to weights.
 enum class ScoreStage {
-  scaled,  ///< scale * q . k
-  masked,  ///< with the mask's added terms, and -inf where it blocks
+  scaled,      ///< scale * q . k
+  softcapped,  ///< softcap * tanh(scaled / softcap); as scaled without a soft cap
+  masked,      ///< with the mask's added terms, and -inf where it blocks
 };
 
 /// The attention weights of one call, rebuilt where they are asked for.
@@ -47,8 +48,9 @@ enum class ScoreStage {
 ///     weights[n, h, i, j] = exp(scores[n, h, i, j] - log_sum_exp[n, h, i])
 ///
 /// are the weights that the call's output used, before dropout; 0 where the mask blocks and in
-/// rows that may attend to nothing. It never holds them: what summarises them walks over blocks
-/// of keys and takes memory for its result and, for each thread, for one block.
+/// rows that may attend to nothing. Attention sinks are none of the S keys: their weight is
+/// what a row's sum lacks to 1. A map never holds the weights: what summarises them walks over
+/// blocks of keys and takes memory for its result and, for each thread, for one block.
 ///
 /// | method        | shape                    |
 /// | ------------- | ------------------------ |
@@ -74,10 +76,10 @@ enum class ScoreStage {
 /// of threads. Elsewhere (float64, other devices, `MHA_PATH=plain`) the weights are formed for
 /// some rows at a time, in memory for a few times 2^21 of them.
 ///
-/// Gradients flow into queries, keys and added mask terms where these ask for them and the
-/// gradient mode is on at the time of the method's call. The backward forms the weights again,
-/// some rows at a time as above, so that a method takes no more memory with gradients than
-/// without. (A backward that is itself to be differentiated holds them all.)
+/// Gradients flow into queries, keys, sinks and added mask terms where these ask for them and
+/// the gradient mode is on at the time of the method's call. The backward forms the weights
+/// again, some rows at a time as above, so that a method takes no more memory with gradients
+/// than without. (A backward that is itself to be differentiated holds them all.)
 ///
 /// A `const` map may be used by several threads. Copies share what they keep. Tensors are kept,
 /// not copied: a method throws `c10::Error` if one of them was modified in place since. An
@@ -89,6 +91,9 @@ class AttentionMap {
   /// sqrt(D).
   AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask = {},
                std::optional<double> scale = std::nullopt);
+  /// The same, of a call with these options: of its `scale`, `softcap` and `sinks`.
+  AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
+               const AttentionOptions& options);
 
   /// All weights.
   at::Tensor dense() const;
@@ -125,7 +130,8 @@ class AttentionMap {
   /// its keys, so that rows still sum to 1.
   at::Tensor pooled(int64_t rows, int64_t columns) const;
 
-  /// ln(sum_j exp(scores[j])) over the allowed keys of each row; -inf if there are none.
+  /// ln(sum_j exp(scores[j])) over the allowed keys of each row and its sink; -inf if there are
+  /// none.
   at::Tensor log_sum_exp() const;
   /// What the weights are made from, of all queries or of queries [from, to).
   at::Tensor scores(ScoreStage stage) const;
@@ -143,8 +149,11 @@ class AttentionMap {
   at::Tensor key() const;
   /// Multiplies q . k.
   double scale() const;
+  /// Of the call's options; 0 and undefined: none.
+  double softcap() const;
+  at::Tensor sinks() const;
   /// Bytes of what is kept for this map: queries, keys and two float32 numbers a row. A mask's
-  /// tensors are the caller's and are not counted.
+  /// tensors and the sinks are the caller's and are not counted.
   int64_t nbytes() const;
 
   /// For the library's own calls.

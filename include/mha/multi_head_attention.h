@@ -51,6 +51,11 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(bool, batch_first) = true;
   /// Multiplies q . k before the softmax. Default: 1 / sqrt(D).
   TORCH_ARG(std::optional<double>, scale);
+  /// Holds scores within (-softcap, softcap), see `AttentionOptions::softcap`. 0: none.
+  TORCH_ARG(double, softcap) = 0.0;
+  /// A learned score `sinks`, (H), for each head, which takes weight and has no value: see
+  /// `AttentionOptions::sinks`. 0 at first, so that a query may attend to nothing in part.
+  TORCH_ARG(bool, sinks) = false;
   /// The weights that a call without the argument returns.
   TORCH_ARG(Weights, weights) = Weights::per_head;
   /// Return the weights as dropout left them (as torch does) instead of before dropout.
@@ -79,6 +84,7 @@ struct MultiHeadAttentionOptions {
 /// | `W_v`            | Linear(vdim -> Hk * D)                  |
 /// | `W_o`            | Linear(H * D -> d_model)                |
 /// | `bias_k, bias_v` | (1, 1, Hk * D), with `add_bias_kv`      |
+/// | `sinks`          | (H), with `sinks`                       |
 ///
 /// The appended keys of `add_bias_kv` and `add_zero_attn` (in this order) come after the S
 /// given ones and are open to every query whatever the mask says; the weights then have S + 1
@@ -132,7 +138,7 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   void reset() override;
 
   /// Draws all parameters as at construction: `torch.nn.Linear`'s initialisation for the four
-  /// projections, Xavier normal for `bias_k` and `bias_v`.
+  /// projections, Xavier normal for `bias_k` and `bias_v`, zeros for `sinks`.
   void reset_parameters();
 
   /// A deep copy with equal values, training mode and frozen flags, on `device` if given.
@@ -150,7 +156,7 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
 
   MultiHeadAttentionOptions options;
   torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr};
-  at::Tensor bias_k, bias_v;
+  at::Tensor bias_k, bias_v, sinks;
 
  private:
   // `attend`; the map too if `map` is given.

@@ -27,6 +27,13 @@ struct AttentionOutput {
 struct AttentionOptions {
   /// Multiplies q . k before the softmax. Default: 1 / sqrt(D). Must be finite.
   TORCH_ARG(std::optional<double>, scale);
+  /// Holds scores within (-softcap, softcap): they become softcap * tanh(score / softcap) after
+  /// the scale, before the mask. From 1e-30 to 1e30, or 0 for none.
+  TORCH_ARG(double, softcap) = 0.0;
+  /// Attention sinks, (H), floating: one more score in each row of a head, which takes weight
+  /// and has no value, so that a row's weights sum to less than 1. Neither scaled nor capped; a
+  /// sink of -inf takes nothing. Gradient flows into it. Undefined: none.
+  TORCH_ARG(at::Tensor, sinks);
   /// Probability in [0, 1] with which each weight is dropped; the others are multiplied by
   /// 1 / (1 - dropout). Applied whenever it is above 0: there is no training mode here.
   TORCH_ARG(double, dropout) = 0.0;
@@ -40,6 +47,8 @@ struct AttentionOptions {
 /// Attention of `query` over `key` and `value`:
 ///
 ///     output = dropout(softmax(scale * query @ key^T + added, over the allowed keys)) @ value
+///
+/// `AttentionOptions::softcap` and `sinks` change the softmax's arguments and denominator.
 ///
 /// | tensor  | shape                                              |
 /// | ------- | -------------------------------------------------- |
@@ -61,7 +70,9 @@ struct AttentionOptions {
 /// Throws `c10::Error` that names the argument, what was expected and what was found.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1; grouped heads:
-/// Ainslie et al., "GQA", 2023.
+/// Ainslie et al., "GQA", 2023; soft cap: Gemma Team, "Gemma 2", 2024, section 2; sinks:
+/// OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, section 2.2, and the idea, Xiao et
+/// al., "Efficient Streaming Language Models with Attention Sinks", 2023.
 AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
                                              const at::Tensor& value, const Mask& mask = {},
                                              const AttentionOptions& options = {});

@@ -6,7 +6,8 @@
 //   pass 1  weights = 2^(K Q^T - row_maximum) * row_factor    [key][query]
 //   pass 2  grad_weights = V grad_output^T                      [key][query]
 //   pass 3  grad_scores = weights * (grad_weights - delta)      [key][query]
-//   pass 4  grad_value += weights grad_output
+//   pass 4  grad_scores *= slope of the soft cap, if there is one
+//           grad_value += weights grad_output
 //           grad_key += grad_scores query
 //           grad_query += grad_scores^T key
 // where delta is the row sum of weights * grad_weights. In pass 4 the tile is the broadcast
@@ -48,6 +49,7 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   t.weights = t.grad_query + args.head_dim * tile;
   t.grad_scores = t.weights + kept_keys(args) * tile;
   t.terms = t.grad_scores + kept_keys(args) * tile;
+  t.slopes = t.terms + key_block * tile;
   const KeySpan span = key_span(args.mask, at);
   const bool sees_given = max64(span.begin, chunk.begin) < min64(span.end, chunk.end);
   if (!sees_given && chunk.end <= args.mask.keys) {
@@ -146,7 +148,8 @@ static void backward_chunk(const AttentionBackward& args, int64_t index, float* 
 }
 
 static int64_t backward_scratch(const AttentionBackward& args) {
-  return (2 * args.head_dim + args.value_dim + 2 * kept_keys(args) + key_block) * tile;
+  const int64_t kept = (args.softcap > 0 ? 3 : 2) * kept_keys(args);
+  return (2 * args.head_dim + args.value_dim + kept + key_block) * tile;
 }
 
 static void backward(const AttentionBackward& args, int64_t begin, int64_t end,

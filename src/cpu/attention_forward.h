@@ -7,7 +7,7 @@
 //
 // For each block of keys:
 //   pass 1  scores = K Q^T, with scale * log2(e) folded into Q
-//   pass 2  added terms and blocks where the block has some, running maximum per lane
+//   pass 2  soft cap, added terms and blocks where there are some, running maximum per lane
 //   pass 3  weights = 2^(scores - maximum), sum per lane
 //   pass 4  output += V^T weights, of which dropout may take some
 // then output / sum is transposed back into rows.
@@ -91,6 +91,24 @@ MHA_APART void output_block(const float* value, int64_t value_stride, int64_t ke
   for_each_rows(value_dim, rows);
 }
 
+// A sink in the units of scores: any number, so that one of -inf is like none.
+MHA_INLINE float sink_score(float sink) {
+  const float score = sink * log2e;
+  return score < lowest ? lowest : score > -lowest ? -lowest : score;
+}
+
+// The sink is a score that was seen before all others. Maxima are integers (see below).
+static void start_rows(ForwardTile& t) {
+  const float* sinks = t.args.sinks;
+  const Vec score = broadcast(sinks ? sink_score(sinks[t.at.h]) : -__builtin_inff());
+  const Vec maximum = sinks ? ceil(score) : score;
+  const Vec sum = sinks ? exp2(score - maximum) : Vec{};
+  for (int v = 0; v < tile_vectors; ++v) {
+    store(t.maximum + v * lanes, maximum);
+    store(t.sum + v * lanes, sum);
+  }
+}
+
 // Moves the running maximum to cover `top`, but only once a lane rose by more than `slack`:
 // until then weights grow up to 2^slack, which costs no precision. Maxima are integers, so that
 // the factors are powers of two and rescaling is exact.
@@ -117,6 +135,7 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
     float* sum = t.sum + (first_vector + v) * lanes;
     store(sum, load(sum) * factor[v]);
   }
+  if (!t.started) return;
   for (int64_t d = 0; d < t.args.value_dim; ++d) {
     float* row = t.output + d * tile + first_vector * lanes;
 #pragma GCC unroll 3
@@ -186,9 +205,11 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   score_block<Of, V>(static_cast<const float*>(args.key.data) + key_at / width,
                      args.key.t / width, block.keys, args.head_dim / width, t.query + offset,
                      args.scale * log2e, t.scores + offset, top);
+  const bool capped = args.softcap > 0;
+  if (capped) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
   if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, t.scores);
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, -__builtin_inff(), t.scores);
-  if (block.adds || block.blocks) {
+  if (capped || block.adds || block.blocks) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
     for (int64_t j = 0; j < block.keys; ++j) {
@@ -229,7 +250,8 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   if (args.weights.data) remember_block(t.strip, block, t.maximum);
 }
 
-// Divides by the sum and writes rows. A lane without any open key has sum 0 and gives 0.
+// Divides by the sum and writes rows. A lane without any open key or sink has sum 0 and gives
+// 0.
 static void finish_tile(ForwardTile& t) {
   const AttentionForward& args = t.args;
   Vec inverse[tile_vectors];
@@ -276,7 +298,7 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
                Of::pairs ? 1.0f : args.scale * log2e, t.query, tile);
   if constexpr (Of::pairs) pair_rows<tile_vectors>(t.query, args.head_dim, t.query);
-  for (int i = 0; i < tile; ++i) t.maximum[i] = -__builtin_inff();
+  start_rows(t);
   walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, attend_block, t, block, Of{});
   });

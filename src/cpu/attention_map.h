@@ -2,7 +2,7 @@
 // can be said of them without holding them. Included once per ISA (see vec.h).
 //
 // For a tile of queries and each block of keys that it may attend to:
-//   pass 1  scores = K Q^T, added terms, -inf where blocked     [key][query]
+//   pass 1  scores = K Q^T, soft cap, added terms, -inf where blocked   [key][query]
 //   pass 2  weights = 2^(scores - row_maximum) * row_factor      [key][query]
 // then the block is written into rows, summed, or searched, and forgotten. Every sum is formed
 // by one thread in one order.
@@ -46,6 +46,7 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
   for_each_score<V>(source.key.at(t.at.n, t.kv_head, block.first), source.key.t, block.keys,
                     source.head_dim, t.query + offset,
                     [&](int64_t j, int v, Vec c) { store(weights + j * tile + v * lanes, c); });
+  if (source.softcap > 0) cap_scores<V>(source.softcap, block.keys, tile, weights);
   if (block.adds) add_terms<V>(source.mask, t.at, block, t.terms, t.weights);
   if (block.blocks) fill_blocked<V>(source.mask, t.at, block, -__builtin_inff(), t.weights);
   Vec maximum[V], factor[V];

@@ -19,6 +19,7 @@ struct BackwardTile {
   KeySpan chunk;                         // the keys whose gradients are wanted
   float *query, *grad_output;            // [D][tile], [Dv][tile]
   float *weights, *grad_scores, *terms;  // [key][tile]
+  float* slopes;                         // [key][tile], with a soft cap
   float* grad_query;                     // [tile][D]
   bool keeps_all;     // weights and grad_scores hold all keys that the tile sees
   int64_t first_key;  // of those
@@ -120,11 +121,15 @@ static void recompute_weights(BackwardTile& t, const KeyBlock& block) {
   load_lanes(t.maximum + offset, maximum);
   load_lanes(t.factor + offset, factor);
 
-  if (block.adds) {
+  if (block.adds || args.softcap > 0) {
     for_each_score<V>(
         key, args.key.t, block.keys, args.head_dim, t.query + offset,
         [&](int64_t j, int v, Vec c) { store(weights + j * tile + v * lanes, c); });
-    add_terms<V>(args.mask, t.at, block, t.terms, block_weights);
+    if (args.softcap > 0) {
+      cap_scores<V>(args.softcap, block.keys, tile, weights,
+                    t.slopes + block_offset(t, block) + offset);
+    }
+    if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, block_weights);
     for (int64_t j = 0; j < block.keys; ++j) {
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) {
@@ -248,6 +253,10 @@ static void add_products(BackwardTile& t, const KeyBlock& block) {
   const float* weights = t.weights + block_offset(t, block) + offset;
   float* block_gradients = t.grad_scores + block_offset(t, block);
   const float* gradients = block_gradients + offset;
+  if (args.softcap > 0) {
+    multiply_slopes<V>(t.slopes + block_offset(t, block) + offset, block.keys, tile,
+                       block_gradients + offset);
+  }
   // 0 * NaN is NaN, and the delta of a query that sees NaN is.
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_gradients);
 

@@ -6,7 +6,7 @@
 // results are merged in order:
 //   pass 1  scores of some keys at a time: products per key, then one transpose turns their
 //           sums into a vector
-//   pass 2  blocks and added terms, maximum and sum of the chunk
+//   pass 2  soft cap, blocks and added terms, maximum and sum of the chunk
 //   pass 3  output = weights V, kept apart for each chunk
 //   merge   outputs and sums of all chunks relative to the largest maximum
 //
@@ -242,6 +242,9 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * decode_chunk;
     const QueryTile t{n, kv_head * group + r / args.queries, 0, args.queries};
+    if (args.softcap > 0) {
+      cap_scores<1>(args.softcap, ceil_div(count, lanes), lanes, row);
+    }
     if (!open) decode_mask(args, t, r % args.queries, first, count, row);
     decode_softmax(row, count, partial + r * size, partial + r * size + 1);
     for (int64_t d = 0; d < args.value_dim; ++d) partial[r * size + 2 + d] = 0;
@@ -293,16 +296,16 @@ static void merge_decoded(const AttentionForward& args, const float* partials) {
   for (int64_t head = 0; head < args.batch * args.kv_heads; ++head) {
     for (int64_t r = 0; r < rows; ++r) {
       const float* first = partials + (head * chunks * rows + r) * size;
-      float maximum = -__builtin_inff();
+      const int64_t h = head % args.kv_heads * group + r / args.queries;
+      const float sink = args.sinks ? sink_score(args.sinks[h]) : -__builtin_inff();
+      float maximum = sink;
       for (int64_t c = 0; c < chunks; ++c) {
         const float m = first[c * rows * size];
         maximum = m > maximum ? m : maximum;
       }
-      float* output =
-          args.output.at(head / args.kv_heads, head % args.kv_heads * group + r / args.queries,
-                         r % args.queries);
+      float* output = args.output.at(head / args.kv_heads, h, r % args.queries);
       for (int64_t d = 0; d < args.value_dim; ++d) output[d] = 0;
-      float sum = 0;
+      float sum = args.sinks ? exp2(broadcast(sink - maximum))[0] : 0.0f;
       for (int64_t c = 0; c < chunks; ++c) {
         const float* partial = first + c * rows * size;
         if (partial[1] == 0) continue;  // the chunk is blocked

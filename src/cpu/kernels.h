@@ -67,6 +67,10 @@ struct KernelDropout {
 struct AttentionForward {
   int64_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
   float scale;
+  /// Scores become softcap * tanh(score / softcap) before terms are added. 0: they stay.
+  float softcap = 0;
+  /// (heads): one more score of each row, which takes weight and has no value. Null: none.
+  const float* sinks = nullptr;
   Rows<const float> query;
   Storage storage = Storage::float32;
   StoredRows key, value;
@@ -90,6 +94,7 @@ struct AttentionBackward {
   int64_t batch, heads, kv_heads, queries, keys;
   int64_t head_dim, value_dim;  // multiples of 16
   float scale;
+  float softcap = 0;  // as in the forward
   Rows<const float> query, key, value, output, grad_output;
   const float *row_maximum, *row_factor;  // as the forward left them
   Rows<float> grad_query, grad_key, grad_value;
@@ -125,6 +130,7 @@ struct LinearArgs {
 struct MapSource {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
   float scale;
+  float softcap = 0;  // as in the forward
   Rows<const float> query, key;
   Rows<const float> row_maximum, row_factor;  // as the forward left them, at data[n][h][query]
   KernelMask mask;
