@@ -85,7 +85,7 @@ inline std::vector<LayoutCase> layout_cases() {
   plain_no_bias.bias(false);
   auto grouped = MultiHeadAttentionOptions(12, 6).num_kv_heads(2);
   auto grouped_everything = grouped;
-  grouped_everything.head_dim(5).kdim(7).vdim(8).bias(false);
+  grouped_everything.head_dim(5).kdim(7).vdim(8).bias(false).softcap(20).sinks(true);
   auto grouped_bias_kv = grouped;
   grouped_bias_kv.add_bias_kv(true);
   return {{plain, Layout::gpt2},

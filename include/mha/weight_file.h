@@ -12,7 +12,7 @@ namespace mha {
 ///
 /// | layout   | names                                                                  |
 /// | -------- | ---------------------------------------------------------------------- |
-/// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`           |
+/// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`, `sinks`  |
 /// | `torch`  | `in_proj_weight` or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`; |
 /// |          | `in_proj_bias`, `out_proj.weight`, `out_proj.bias`, `bias_k`, `bias_v` |
 /// | `bert`   | `self.query.weight`, `self.key.weight`, `self.value.weight`,           |
@@ -21,11 +21,12 @@ namespace mha {
 /// |          | transposed, and `.bias` of each                                        |
 /// | `vit`    | `qkv.weight` (3 E, E), packed, `proj.weight`, and `.bias` of each (timm) |
 /// | `llama`  | `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`,    |
-/// |          | and `.bias` of each                                                    |
+/// |          | and `.bias` of each; `sinks`, as in gpt-oss                            |
 ///
 /// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
-/// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
-/// and `vit`. In every layout, all projections have a bias or none has.
+/// `bert`; `bias_k` and `bias_v` fit `native` and `torch`, `sinks` `native` and `llama`; `kdim`
+/// and `vdim` fit all but `gpt2` and `vit`. In every layout, all projections have a bias or
+/// none has.
 enum class Layout { native, torch, bert, gpt2, vit, llama };
 std::ostream& operator<<(std::ostream& stream, Layout layout);
 
@@ -96,12 +97,12 @@ void save(const MultiHeadAttention& module, const std::string& path,
 ///     MultiHeadAttention module(options_from_file(path, 12, where));
 ///     load(module, path, where);
 ///
-/// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, add_bias_kv and dtype
-/// follow from the names, shapes and dtypes of the tensors, the rest from the metadata that
-/// `save` writes; other writers leave none, and then the options keep their defaults. No shape
-/// tells `num_heads`: without the argument it comes from the metadata too. Reads only what
-/// comes before the numbers. With `convert_dtype`, the dtypes may differ, and that of the first
-/// tensor counts.
+/// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, add_bias_kv, sinks and
+/// dtype follow from the names, shapes and dtypes of the tensors, the rest from the metadata
+/// that `save` writes; other writers leave none, and then the options keep their defaults. No
+/// shape tells `num_heads`: without the argument it comes from the metadata too. Reads only
+/// what comes before the numbers. With `convert_dtype`, the dtypes may differ, and that of the
+/// first tensor counts.
 ///
 /// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
 /// or if `num_heads` is unknown, does not divide the width of the projections, or differs from

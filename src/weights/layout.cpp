@@ -132,6 +132,8 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
   TORCH_CHECK(parameters.count("bias_k") == 0 || row_with(spec, "bias_k") != nullptr, path,
               ": the ", layout,
               " layout has no place for bias_k and bias_v, found a module with add_bias_kv");
+  TORCH_CHECK(parameters.count("sinks") == 0 || row_with(spec, "sinks") != nullptr, path,
+              ": the ", layout, " layout has no place for sinks, found a module with them");
   std::vector<LayoutTensor> tensors;
   for (const LayoutRow& row : spec.rows) {
     // Those that the module lacks have no place in the file.
@@ -192,6 +194,7 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
   if (in_file("bias_k") || in_file("bias_v")) {
     shapes["bias_k"] = shapes["bias_v"] = {1, 1, kv_width};
   }
+  if (in_file("sinks")) shapes["sinks"] = *shape_of("sinks");
   return shapes;
 }
 

@@ -56,6 +56,7 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       spec.rows = four_layers({"W_q", "W_k", "W_v", "W_o"});
       spec.rows.push_back({"bias_k", {"bias_k"}});
       spec.rows.push_back({"bias_v", {"bias_v"}});
+      spec.rows.push_back({"sinks", {"sinks"}});
       spec.grouped_heads = spec.free_head_dim = true;
       break;
     case Layout::torch:
@@ -88,6 +89,7 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       break;
     case Layout::llama:
       spec.rows = four_layers({"q_proj", "k_proj", "v_proj", "o_proj"});
+      spec.rows.push_back({"sinks", {"sinks"}});  // gpt-oss
       spec.grouped_heads = spec.free_head_dim = true;
       break;
   }

@@ -90,6 +90,7 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
     metadata["mha.num_kv_heads"] = text_of(*options.num_kv_heads());
   }
   if (options.scale()) metadata["mha.scale"] = text_of(*options.scale());
+  if (options.softcap() > 0) metadata["mha.softcap"] = text_of(options.softcap());
   return metadata;
 }
 
@@ -106,6 +107,8 @@ void apply_metadata(const std::string& path, const Metadata& metadata,
   if (const auto dropout = find_number(path, metadata, "mha.dropout"))
     options.dropout(*dropout);
   if (const auto scale = find_number(path, metadata, "mha.scale")) options.scale(*scale);
+  if (const auto softcap = find_number(path, metadata, "mha.softcap"))
+    options.softcap(*softcap);
   if (const auto add = find_bool(path, metadata, "mha.add_zero_attn"))
     options.add_zero_attn(*add);
   if (const auto first = find_bool(path, metadata, "mha.batch_first"))

@@ -215,6 +215,7 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   if (kdim != d_model) found.kdim(kdim);
   if (vdim != d_model) found.vdim(vdim);
   found.bias(shapes.count("W_q.bias") != 0).add_bias_kv(shapes.count("bias_k") != 0);
+  found.sinks(shapes.count("sinks") != 0);
   found.dtype(*dtype->type);
   detail::apply_metadata(path, file.metadata(), found);
   return found;
