@@ -43,9 +43,13 @@ std::vector<std::vector<at::Tensor>*> pair_masks(ResolvedMask& mask) {
   return {&mask.keep, &mask.block, &mask.add};
 }
 
-void shift_band(Band& band, int64_t by) {
+void shift_band(ResolvedMask& mask, int64_t by) {
+  Band& band = mask.band;
   if (band.low != -Band::open) band.low += by;
   if (band.high != Band::open) band.high += by;
+  for (auto* list : {&mask.lows, &mask.highs}) {
+    for (auto& edge : *list) edge = edge + by;
+  }
 }
 
 RowStatistics narrow_rows(const RowStatistics& statistics, int64_t dim, int64_t from,
@@ -78,7 +82,7 @@ MapView select_rows(const MapView& view, int64_t from, int64_t to) {
   part.query = view.query.narrow(2, from, count);
   part.statistics = narrow_rows(view.statistics, 2, from, count);
   part.mask.queries = count;
-  shift_band(part.mask.band, from);
+  shift_band(part.mask, from);
   for (auto* list : pair_masks(part.mask)) {
     for (auto& tensor : *list) tensor = tensor.narrow(2, from, count);
   }
@@ -92,7 +96,7 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to) {
   part.key = view.key.narrow(2, from, to - from);
   part.mask.keys = count;
   part.mask.extra_keys = to - from - count;
-  shift_band(part.mask.band, -first);
+  shift_band(part.mask, -first);
   for (auto& lengths : part.mask.lengths) lengths = (lengths - first).clamp(0, count);
   for (auto* list : {&part.mask.keep_keys, &part.mask.block_keys}) {
     for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);

@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
 #include <limits>
@@ -49,6 +51,32 @@ at::Tensor merge_added(const ResolvedMask& mask) {
   return sum.defined() && sum.size(-1) > 1 && sum.stride(-1) != 1 ? sum.contiguous() : sum;
 }
 
+// Each sample's edge where one is given beside `shared`; undefined: none is.
+at::Tensor merge_edges(int64_t shared, const std::vector<at::Tensor>& given, bool is_low) {
+  at::Tensor merged;
+  for (const auto& edge : given) {
+    merged = !merged.defined() ? edge
+             : is_low          ? at::maximum(merged, edge)
+                               : at::minimum(merged, edge);
+  }
+  if (!merged.defined()) return merged;
+  return (is_low ? merged.clamp_min(shared) : merged.clamp_max(shared)).contiguous();
+}
+
+void pack_band(const ResolvedMask& resolved, PackedMask& packed) {
+  cpu::KernelMask& mask = packed.mask;
+  mask.low = resolved.band.low;
+  mask.high = resolved.band.high;
+  auto lows = merge_edges(mask.low, resolved.lows, true);
+  auto highs = merge_edges(mask.high, resolved.highs, false);
+  if (!lows.defined() && !highs.defined()) return;
+  if (!lows.defined()) lows = at::full_like(highs, mask.low);
+  if (!highs.defined()) highs = at::full_like(lows, mask.high);
+  mask.lows = lows.data_ptr<int64_t>();
+  mask.highs = highs.data_ptr<int64_t>();
+  packed.storage.insert(packed.storage.end(), {lows, highs});
+}
+
 int64_t stride_or_zero(const at::Tensor& tensor, int64_t dim) {
   return tensor.size(dim) > 1 ? tensor.stride(dim) : 0;
 }
@@ -58,8 +86,7 @@ int64_t stride_or_zero(const at::Tensor& tensor, int64_t dim) {
 PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) {
   PackedMask packed;
   cpu::KernelMask& mask = packed.mask;
-  mask.low = resolved.band.low;
-  mask.high = resolved.band.high;
+  pack_band(resolved, packed);
   mask.keys = resolved.keys;
 
   at::Tensor lengths;

@@ -38,6 +38,21 @@ Mask::Term tensor_term(Kind kind, const at::Tensor& tensor) {
   return {kind, tensor};
 }
 
+// The term of a band, whose extents are for the caller to fill in.
+Mask::Term offset_term(Kind kind, const at::Tensor& offsets) {
+  Mask::Term term = tensor_term(kind, offsets);
+  TORCH_CHECK(c10::isIntegralType(offsets.scalar_type(), /*includeBool=*/false),
+              "Mask::", name(kind), ": offsets: expected an integer tensor, found ",
+              offsets.scalar_type());
+  return term;
+}
+
+void check_extents(int64_t left, int64_t right) {
+  TORCH_CHECK(left >= -1 && right >= -1,
+              "Mask::window: expected extents >= -1 (-1: open), found left = ", left,
+              ", right = ", right);
+}
+
 }  // namespace
 
 Mask::Mask(Term term) : terms_{std::move(term)} {}
@@ -86,11 +101,23 @@ Mask Mask::causal(Alignment alignment) {
   return Mask(Term{Kind::causal, {}, -1, 0, alignment});
 }
 
+Mask Mask::causal(const at::Tensor& offsets) {
+  Term term = offset_term(Kind::causal, offsets);
+  term.right = 0;
+  return Mask(std::move(term));
+}
+
 Mask Mask::window(int64_t left, int64_t right, Alignment alignment) {
-  TORCH_CHECK(left >= -1 && right >= -1,
-              "Mask::window: expected extents >= -1 (-1: open), found left = ", left,
-              ", right = ", right);
+  check_extents(left, right);
   return Mask(Term{Kind::window, {}, left, right, alignment});
+}
+
+Mask Mask::window(int64_t left, int64_t right, const at::Tensor& offsets) {
+  check_extents(left, right);
+  Term term = offset_term(Kind::window, offsets);
+  term.left = left;
+  term.right = right;
+  return Mask(std::move(term));
 }
 
 Mask operator&(const Mask& a, const Mask& b) {

@@ -23,12 +23,18 @@ std::vector<int64_t> marked_rows(const at::Tensor& marks) {
 at::Tensor open_column(const ResolvedMask& mask, int64_t j, at::Device device) {
   auto open = at::ones({1, 1, 1}, at::TensorOptions().dtype(at::kBool).device(device));
   if (j >= mask.keys) return open;  // an extra key
-  if (!mask.band.is_open()) {
+  if (!mask.band.is_open() || !mask.lows.empty() || !mask.highs.empty()) {
     const auto query =
         at::arange(mask.queries, at::TensorOptions().dtype(at::kLong).device(device));
     const auto distance = j - query;
     open =
         open.logical_and(distance.ge(mask.band.low).logical_and(distance.le(mask.band.high)));
+    for (const auto& low : mask.lows) {
+      open = open.logical_and(distance.ge(low.view({-1, 1, 1})));
+    }
+    for (const auto& high : mask.highs) {
+      open = open.logical_and(distance.le(high.view({-1, 1, 1})));
+    }
   }
   for (const auto& lengths : mask.lengths) {
     open = open.logical_and(lengths.gt(j).unsqueeze(-1).unsqueeze(-1));

@@ -75,6 +75,28 @@ Band band_of(const Mask::Term& term, const AttentionSizes& sizes) {
   return band;
 }
 
+// (N) positions of the first queries. Those beyond any sequence are held where they can't
+// overflow.
+at::Tensor checked_offsets(const Mask::Term& term, const AttentionSizes& sizes) {
+  const at::Tensor& offsets = term.tensor;
+  TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) == sizes.batch,
+              "Mask::", term.kind == Kind::causal ? "causal" : "window",
+              ": offsets: expected shape (N) = (", sizes.batch, "), found ", offsets.sizes());
+  return offsets.to(at::kLong).clamp(-Band::open / 4, Band::open / 4);
+}
+
+void add_offset_band(const Mask::Term& term, const AttentionSizes& sizes,
+                     ResolvedMask& resolved) {
+  const auto offsets = checked_offsets(term, sizes);
+  if (term.left >= 0) resolved.lows.push_back(offsets - std::min(term.left, Band::open / 2));
+  if (term.right >= 0) resolved.highs.push_back(offsets + std::min(term.right, Band::open / 2));
+}
+
+// (N, 1, 1, 1)
+at::Tensor of_sample(const at::Tensor& edge) {
+  return edge.view({-1, 1, 1, 1});
+}
+
 at::Tensor and_if_defined(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() ? a.logical_and(b) : b;
 }
@@ -82,8 +104,9 @@ at::Tensor and_if_defined(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 bool ResolvedMask::allows_everything() const {
-  return band.is_open() && lengths.empty() && keep_keys.empty() && block_keys.empty() &&
-         keep.empty() && block.empty() && add.empty();
+  const auto lists = tensor_lists(*this);
+  return band.is_open() && std::all_of(lists.begin(), lists.end(),
+                                       [](const auto* list) { return list->empty(); });
 }
 
 ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device device) {
@@ -117,6 +140,10 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
         break;
       case Kind::causal:
       case Kind::window: {
+        if (term.tensor.defined()) {
+          add_offset_band(term, sizes, resolved);
+          break;
+        }
         const Band band = band_of(term, sizes);
         resolved.band.low = std::max(resolved.band.low, band.low);
         resolved.band.high = std::min(resolved.band.high, band.high);
@@ -134,11 +161,17 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
 DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device device) {
   at::Tensor allowed, added;
   const auto index_options = at::TensorOptions().dtype(at::kLong).device(device);
-  if (!mask.band.is_open()) {
-    const auto offset = at::arange(mask.keys, index_options).unsqueeze(0) -
-                        at::arange(mask.queries, index_options).unsqueeze(1);
-    const auto inside = offset.ge(mask.band.low).logical_and(offset.le(mask.band.high));
-    allowed = inside.view({1, 1, mask.queries, mask.keys});
+  if (!mask.band.is_open() || !mask.lows.empty() || !mask.highs.empty()) {
+    const auto distance = (at::arange(mask.keys, index_options).unsqueeze(0) -
+                           at::arange(mask.queries, index_options).unsqueeze(1))
+                              .view({1, 1, mask.queries, mask.keys});
+    allowed = distance.ge(mask.band.low).logical_and(distance.le(mask.band.high));
+    for (const auto& low : mask.lows) {
+      allowed = allowed.logical_and(distance.ge(of_sample(low)));
+    }
+    for (const auto& high : mask.highs) {
+      allowed = allowed.logical_and(distance.le(of_sample(high)));
+    }
   }
   for (const auto& lengths : mask.lengths) {
     const auto index = at::arange(mask.keys, index_options).unsqueeze(0);

@@ -33,6 +33,8 @@ struct ResolvedMask {
   /// Keys appended after the given ones, open to every query (bias_k, zero attention).
   int64_t extra_keys = 0;
   Band band;
+  std::vector<at::Tensor> lows;        // (N) int64, the lower edge of a sample's band
+  std::vector<at::Tensor> highs;       // (N) int64, the upper edge
   std::vector<at::Tensor> lengths;     // (N) integers
   std::vector<at::Tensor> keep_keys;   // (N or 1, 1, 1, S), 0 blocks
   std::vector<at::Tensor> block_keys;  // (N or 1, 1, 1, S), true blocks
@@ -48,8 +50,8 @@ template <typename Mask>
 auto tensor_lists(Mask& mask) {
   using List = std::conditional_t<std::is_const_v<Mask>, const std::vector<at::Tensor>,
                                   std::vector<at::Tensor>>;
-  return std::array<List*, 6>{&mask.lengths, &mask.keep_keys, &mask.block_keys,
-                              &mask.keep,    &mask.block,     &mask.add};
+  return std::array<List*, 8>{&mask.lows,       &mask.highs, &mask.lengths, &mask.keep_keys,
+                              &mask.block_keys, &mask.keep,  &mask.block,   &mask.add};
 }
 
 /// Checks every term of `mask` against `sizes` and `device`. Throws `c10::Error` naming the

@@ -140,6 +140,11 @@ Mask draw_mask(Random& random, int64_t n, int64_t h, int64_t l, int64_t s) {
     if (random.chance(0.5)) added.masked_fill_(added > 0.5, -infinity);
     mask = mask & Mask::add(added);
   }
+  if (random.chance(0.25)) {
+    auto offsets = at::empty({n}, at::kLong);
+    for (int64_t i = 0; i < n; ++i) offsets[i] = random.between(-5, s);
+    mask = mask & Mask::window(random.between(-1, 40), random.between(-1, 40), offsets);
+  }
   return mask;
 }
 

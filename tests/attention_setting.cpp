@@ -67,6 +67,10 @@ AttentionSetting draw_setting(int64_t seed) {
     if (chance(2)) added.masked_fill_(added > 0.5, -INFINITY);
     s.mask = s.mask & Mask::add(added);
   }
+  if (chance(5)) s.mask = s.mask & Mask::causal(torch::randint(-9, k + 9, {n}));
+  if (chance(8)) {
+    s.mask = s.mask & Mask::window(pick(-1, 40), pick(-1, 40), torch::randint(-9, k, {n}));
+  }
   s.call = call_for(s.head_dim);
   s.call.weights = static_cast<Weights>(pick(0, 2));
   s.call.weights_after_dropout = chance(2);

@@ -165,12 +165,16 @@ DenseMask dense_mask(const Mask& mask, int64_t N, int64_t H, int64_t L, int64_t 
   for (const auto& term : mask.terms()) {
     const auto values = term.tensor.defined() ? doubles(term.tensor) : at::Tensor();
     const int64_t shift = term.alignment == Mask::Alignment::bottom_right ? S - L : 0;
+    const bool is_band = term.kind == Kind::causal || term.kind == Kind::window;
     for (int64_t n = 0; n < N; ++n)
       for (int64_t h = 0; h < H; ++h)
         for (int64_t i = 0; i < L; ++i)
           for (int64_t j = 0; j < S; ++j) {
             bool allow = true;
-            const int64_t position = i + shift;
+            const int64_t position =
+                i + (is_band && values.defined()
+                         ? static_cast<int64_t>(values.accessor<double, 1>()[n])
+                         : shift);
             switch (term.kind) {
               case Kind::keep:
                 allow = element(values, N, H, n, h, i, j) != 0;

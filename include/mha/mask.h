@@ -15,6 +15,7 @@ namespace mha {
 /// never guessed from its dtype. `a & b` combines two masks: a key must be allowed by both, and
 /// added terms sum. A default-constructed mask allows everything.
 ///
+// clang-format off
 /// | constructor           | an element means                                | accepts       |
 /// | --------------------- | ----------------------------------------------- | ------------- |
 /// | `keep(t)`             | 0 blocks, everything else may attend            | any dtype     |
@@ -25,6 +26,12 @@ namespace mha {
 /// | `lengths(t)`          | keys at an index >= length are padding          | (N) integers  |
 /// | `causal(alignment)`   | a query sees the keys up to its own position    |               |
 /// | `window(left, right)` | a query sees this far to either side of itself  |               |
+// clang-format on
+///
+/// Where `causal` and `window` take offsets, (N) integers, in place of an alignment, query i of
+/// sample n stands at key offsets[n] + i: that of a batch whose caches have different lengths.
+/// Masks of position, of documents and of key lengths never become an L x S tensor on the fused
+/// path.
 ///
 /// Tensor shapes: (L, S); (N, L, S); (N*H, L, S) with index n*H + h; (N or 1, H or 1, L, S).
 /// The first dimension of a 3-D tensor is the batch or N*H, never the heads alone; where N =
@@ -76,10 +83,17 @@ class Mask {
   /// i' = i + S - L with `bottom_right` and i' = i with `top_left`.
   static Mask causal(Alignment alignment = Alignment::bottom_right);
 
+  /// The same with positions of each sample's own: i' = i + offsets[n]. (N) integers. An offset
+  /// may be negative, or so large that i' >= S. Throws if the dtype is not an integer type.
+  static Mask causal(const at::Tensor& offsets);
+
   /// Key j is allowed where i' - left <= j <= i' + right; -1 leaves that side open. i' is the
   /// aligned query position as in `causal`. Throws if an extent is below -1.
   static Mask window(int64_t left, int64_t right,
                      Alignment alignment = Alignment::bottom_right);
+
+  /// The same with positions of each sample's own, as in `causal(offsets)`.
+  static Mask window(int64_t left, int64_t right, const at::Tensor& offsets);
 
   /// Both masks hold: a key must be allowed by each, and added terms sum.
   friend Mask operator&(const Mask& a, const Mask& b);
@@ -91,7 +105,7 @@ class Mask {
   struct Term {
     enum class Kind { keep, block, add, keep_keys, block_keys, lengths, causal, window };
     Kind kind;
-    at::Tensor tensor;                              // undefined for causal and window
+    at::Tensor tensor;                              // of a band: offsets, or undefined
     int64_t left = -1, right = -1;                  // extent of a band, -1: open
     Alignment alignment = Alignment::bottom_right;  // of a band
   };

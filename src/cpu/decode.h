@@ -170,6 +170,7 @@ static void decode_mask(const AttentionForward& args, const QueryTile& t, int64_
     const int64_t plane = t.n * mask.pair_plane_n + t.h * mask.pair_plane_h;
     pair_bits = mask.pair_bits + plane * ceil_div(args.queries, tile) * mask.keys;
   }
+  const SampleBand band = band_of(mask, t.n);
   for (int64_t j = 0; j < count; ++j) {
     const int64_t key = first + j;
     if (key >= mask.keys) break;  // the extra keys are open
@@ -178,7 +179,7 @@ static void decode_mask(const AttentionForward& args, const QueryTile& t, int64_
       scores[j] = sum < lowest ? lowest : sum;
     }
     const bool in_length = !mask.lengths || key < mask.lengths[t.n];
-    const bool open = in_length && (open_lanes(mask, t, key, pair_bits) >> query & 1);
+    const bool open = in_length && (open_lanes(mask, band, t, key, pair_bits) >> query & 1);
     if (!open) scores[j] = -__builtin_inff();
   }
 }
@@ -235,8 +236,9 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
     }
   }
   const KernelMask& mask = args.mask;
+  const SampleBand band = band_of(mask, n);
   const bool open = !mask.lengths && !mask.keep_keys && !mask.pair_bits && !mask.added.data &&
-                    mask.low <= first - (args.queries - 1) && mask.high >= first + count - 1;
+                    band.low <= first - (args.queries - 1) && band.high >= first + count - 1;
   const int64_t size = partial_size(args);
   float* partial = partials + index * rows * size;
   for (int64_t r = 0; r < rows; ++r) {

@@ -39,6 +39,8 @@ struct StoredRows {
 struct KernelMask {
   /// low <= key - query <= high, for the keys before `keys`.
   int64_t low, high;
+  /// Per sample, in place of the two above. Null: none.
+  const int64_t *lows = nullptr, *highs = nullptr;
   /// The keys that the mask speaks of; later ones are open to every query.
   int64_t keys;
   /// Per sample: keys at or after this index are blocked. Null: none.

@@ -15,6 +15,15 @@ MHA_INLINE QueryTile query_tile(int64_t heads, int64_t queries, int64_t index) {
   return {index / tiles / heads, index / tiles % heads, first, min64(tile, queries - first)};
 }
 
+// low <= key - query <= high for the queries of one sample.
+struct SampleBand {
+  int64_t low, high;
+};
+
+MHA_INLINE SampleBand band_of(const KernelMask& mask, int64_t n) {
+  return {mask.lows ? mask.lows[n] : mask.low, mask.highs ? mask.highs[n] : mask.high};
+}
+
 // Keys [first, first + keys) against the lanes of vectors [first_vector, first_vector +
 // vectors).
 struct KeyBlock {
@@ -37,10 +46,10 @@ struct KeyBlock {
   } while (false)
 
 // Bit i is set where query first + i of the tile may attend to `key`.
-MHA_INLINE uint64_t open_lanes(const KernelMask& mask, const QueryTile& t, int64_t key,
-                               const uint64_t* pair_bits) {
+MHA_INLINE uint64_t open_lanes(const KernelMask& mask, const SampleBand& band,
+                               const QueryTile& t, int64_t key, const uint64_t* pair_bits) {
   if (mask.keep_keys && !mask.keep_keys[t.n * mask.keep_keys_n + key]) return 0;
-  const int64_t from = key - mask.high - t.first, to = key - mask.low - t.first;  // inclusive
+  const int64_t from = key - band.high - t.first, to = key - band.low - t.first;  // inclusive
   if (to < 0 || from >= 64) return 0;
   uint64_t bits = ~uint64_t{0};
   if (from > 0) bits &= ~uint64_t{0} << from;
@@ -56,8 +65,9 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
   IntVec lane_bit;
   for (int i = 0; i < lanes; ++i) lane_bit[i] = 1 << i;
   const Vec fill = broadcast(filler);
+  const SampleBand band = band_of(mask, t.n);
   for (int64_t j = 0; j < block.keys; ++j) {
-    const uint64_t bits = open_lanes(mask, t, block.first + j, block.pair_bits);
+    const uint64_t bits = open_lanes(mask, band, t, block.first + j, block.pair_bits);
     float* row = values + j * tile + block.first_vector * lanes;
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
@@ -104,9 +114,10 @@ struct KeySpan {
 
 MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
   const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
+  const SampleBand band = band_of(mask, t.n);
   // An even key, since bfloat16 takes keys by twos.
-  const int64_t begin = max64(0, t.first + mask.low) & ~int64_t{1};
-  return {begin, max64(begin, min64(limit, t.first + t.count + mask.high))};
+  const int64_t begin = max64(0, t.first + band.low) & ~int64_t{1};
+  return {begin, max64(begin, min64(limit, t.first + t.count + band.high))};
 }
 
 // Calls visit(block) for every block of keys in which a query of the tile may attend to a key,
@@ -116,6 +127,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
                           int64_t keys, const Visit& visit) {
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
+  const SampleBand band = band_of(mask, t.n);
   const bool adds = mask.added.data != nullptr;
   const uint64_t* pair_bits = nullptr;
   const uint8_t* pair_classes = nullptr;
@@ -132,15 +144,15 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
     const uint8_t given = keys_class(mask, t.n, k, count);
     if (pairs != pairs_closed && given != pairs_closed) {
       const uint64_t* bits = pairs == pairs_mixed ? pair_bits : nullptr;
-      const bool inside = k - last >= mask.low && k + count - 1 - t.first <= mask.high;
+      const bool inside = k - last >= band.low && k + count - 1 - t.first <= band.high;
       if (inside) {
         visit(KeyBlock{k, count, 0, vectors, adds, bits || given == pairs_mixed, bits});
       } else {
         // At the edge of the band, in short steps and only for the vectors that see some of it.
         constexpr int64_t step = 16;
         count = min64(step - k % step, span.end - k);
-        const int64_t from = max64(0, k - mask.high - t.first) / lanes;
-        const int64_t to = min64(vectors - 1, (k + count - 1 - mask.low - t.first) / lanes);
+        const int64_t from = max64(0, k - band.high - t.first) / lanes;
+        const int64_t to = min64(vectors - 1, (k + count - 1 - band.low - t.first) / lanes);
         visit(KeyBlock{k, count, from, to - from + 1, adds, true, bits});
       }
     }
