@@ -128,6 +128,21 @@ struct LinearArgs {
   int64_t group, output_group;
 };
 
+/// Turns pairs of elements of rows (batch, heads, tokens, head_dim), into rows of the same
+/// storage that may be the same memory: a' = a cos - b sin, b' = b cos + a sin.
+struct RotaryArgs {
+  int64_t batch, heads, tokens, head_dim, pairs;
+  bool interleaved;  // pairs are (2 i, 2 i + 1) instead of (i, i + pairs)
+  bool back;         // with -sin
+  Storage storage;
+  StoredRows input;
+  void* output;
+  int64_t output_n, output_h, output_t;
+  const float* table;        // cos and sin, [row][2][pairs]
+  const int64_t* positions;  // rows of the table, at n * positions_n + token
+  int64_t positions_n;
+};
+
 /// Weights of attention over float32 that are rebuilt where they are wanted.
 struct MapSource {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
@@ -221,6 +236,9 @@ struct Kernels {
                       float* packed);
   /// Computes rows [begin, end) of the `tile` columns from panel * tile on.
   void (*linear)(const LinearArgs&, int64_t panel, int64_t begin, int64_t end);
+  /// Tokens of one task of `rotate`, and what computes one of batch * ceil(tokens / that).
+  int64_t rotary_tokens;
+  void (*rotate)(const RotaryArgs&, int64_t index);
   /// What dropout multiplies `rows` rows of weights by, into factors[row][key].
   void (*dropout_factors)(uint64_t seed, int64_t first_row, int64_t rows, int64_t keys,
                           uint32_t threshold, float factor, float* factors);

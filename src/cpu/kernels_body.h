@@ -32,6 +32,8 @@ namespace {
 #include "attention_backward.h"
 #include "attention_map.h"
 #include "linear.h"
+#include "narrow.h"
+#include "rotary.h"
 #include "finite.h"
 // clang-format on
 
@@ -58,6 +60,8 @@ constexpr Kernels make_kernels(const char* name) {
           packed_size,
           pack_weight,
           linear,
+          rotary_tokens,
+          rotate,
           dropout_factors,
           all_finite,
           map_scratch,
