@@ -118,7 +118,8 @@ bool builtin_can_express(const Configuration& c, const CallData& data) {
       c.attention_mask == Kind::add_full || c.attention_mask == Kind::block_heads;
   const bool grouped = c.options.num_kv_heads().value_or(c.H) != c.H;
   return !grouped && !c.options.head_dim() && !c.options.scale() && c.kdim == c.vdim &&
-         !mask_has_batch && count_dead_rows(data.dense) == 0;
+         c.options.softcap() == 0 && !c.options.sinks() && !mask_has_batch &&
+         count_dead_rows(data.dense) == 0;
 }
 
 CallResult call_builtin(torch::nn::MultiheadAttention& module, const Configuration& c,
@@ -300,6 +301,8 @@ TEST(ParityCoverageTest, EveryOptionIsSeenAndHalfOfTheCallsAreComparedWithTheBui
     count("kdim != vdim", c.kdim != c.vdim, false);
     count("head_dim", o.head_dim().has_value(), false);
     count("scale", o.scale().has_value(), false);
+    count("softcap", o.softcap() > 0, false);
+    count("sinks", o.sinks(), false);
     count("grouped heads", o.num_kv_heads().value_or(c.H) != c.H, false);
     count("add_bias_kv", o.add_bias_kv());
     count("add_zero_attn", o.add_zero_attn());

@@ -150,6 +150,11 @@ Configuration draw_configuration(uint64_t seed) {
     while (c.H % kv_heads != 0) --kv_heads;
     c.options.num_kv_heads(kv_heads);
   }
+  // Nor has it these: only where it cannot be compared.
+  if (!comparable || c.options.num_kv_heads()) {
+    if (random.chance(0.4)) c.options.softcap(random.pick<double>({0.5, 20}));
+    c.options.sinks(random.chance(0.4));
+  }
   return c;
 }
 
