@@ -1,0 +1,121 @@
+#include <mha/kv_cache.h>
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+#include <vector>
+
+#include "kv_cache_state.h"
+
+namespace mha {
+namespace {
+
+// The sizes of new keys and values, checked against each other.
+detail::AppendSizes append_sizes(const at::Tensor& key, const at::Tensor& value) {
+  for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
+    TORCH_CHECK(tensor->defined(), "KVCache: ", name,
+                ": expected a tensor, found an undefined one");
+    TORCH_CHECK(tensor->dim() == 4, "KVCache: ", name, ": expected shape (N, Hk, L, ",
+                tensor == &key ? "D" : "Dv", "), found ", tensor->sizes());
+    TORCH_CHECK(tensor->is_floating_point(), "KVCache: ", name,
+                ": expected a floating dtype, found ", tensor->scalar_type());
+  }
+  TORCH_CHECK(value.sizes().slice(0, 3) == key.sizes().slice(0, 3),
+              "KVCache: value: expected (N, Hk, L) of key, ", key.sizes().slice(0, 3),
+              ", found ", value.sizes().slice(0, 3));
+  TORCH_CHECK(value.device() == key.device(), "KVCache: value: expected the device of key, ",
+              key.device(), ", found ", value.device());
+  return {key.size(0), key.size(1), key.size(2), key.size(3), value.size(3)};
+}
+
+std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
+  TORCH_CHECK(
+      indices.defined() && c10::isIntegralType(indices.scalar_type(), /*includeBool=*/false),
+      "KVCache::reorder: indices: expected an integer tensor, found ", indices.toString());
+  TORCH_CHECK(indices.dim() == 1, "KVCache::reorder: indices: expected shape (M), found ",
+              indices.sizes());
+  const auto on_cpu = indices.to(at::kCPU, at::kLong).contiguous();
+  const int64_t* data = on_cpu.data_ptr<int64_t>();
+  std::vector<int64_t> result(data, data + on_cpu.numel());
+  for (const int64_t index : result) {
+    TORCH_CHECK(index >= 0 && index < batch,
+                "KVCache::reorder: indices: expected samples from 0 to ", batch - 1, ", found ",
+                index);
+  }
+  return result;
+}
+
+}  // namespace
+
+KVCache::KVCache(KVCacheOptions options)
+    : state_(std::make_shared<detail::KVCacheState>(std::move(options))) {}
+
+const KVCacheOptions& KVCache::options() const {
+  return state_->options;
+}
+
+CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value) {
+  return append(key, value, {});
+}
+
+CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value,
+                           const at::Tensor& new_lengths) {
+  const auto plan = state_->plan(append_sizes(key, value), new_lengths);
+  return state_->append(key, value, plan, /*extra=*/0);
+}
+
+at::Tensor KVCache::key() const {
+  return state_->held().key;
+}
+
+at::Tensor KVCache::value() const {
+  return state_->held().value;
+}
+
+int64_t KVCache::batch_size() const {
+  return static_cast<int64_t>(state_->lengths.size());
+}
+
+at::Tensor KVCache::lengths() const {
+  return detail::to_tensor(state_->lengths);
+}
+
+at::Tensor KVCache::next_positions() const {
+  auto positions = state_->lengths;
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] += state_->dropped[i];
+  return detail::to_tensor(positions);
+}
+
+void KVCache::crop(int64_t length) {
+  state_->crop(length);
+}
+
+void KVCache::reset() {
+  state_->reset();
+}
+
+void KVCache::reorder(const at::Tensor& indices) {
+  state_->reorder(checked_indices(indices, batch_size()));
+}
+
+void KVCache::repeat(int64_t n) {
+  TORCH_CHECK(n >= 1, "KVCache::repeat: n: expected at least 1, found ", n);
+  std::vector<int64_t> from;
+  for (int64_t i = 0; i < batch_size() * n; ++i) from.push_back(i / n);
+  state_->reorder(from);
+}
+
+KVCache KVCache::clone() const {
+  KVCache copy;
+  *copy.state_ = *state_;
+  copy.repeat(1);  // into memory of its own
+  return copy;
+}
+
+int64_t KVCache::nbytes() const {
+  return state_->keys.defined()
+             ? static_cast<int64_t>(state_->keys.nbytes() + state_->values.nbytes())
+             : 0;
+}
+
+}  // namespace mha
