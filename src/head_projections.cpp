@@ -80,9 +80,9 @@ at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at:
   const std::vector<int64_t> split{h, d};
   if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
   const auto heads = whole_rows(allocate_heads(tokens, h, d, 0, [&](at::IntArrayRef sizes) {
-    return at::empty(sizes, tokens.options());
+    return at::empty(sizes, tokens.options().dtype(at::kFloat));
   }));
-  const auto output = project_recorded({tokens, &layer, slot, heads}, cache);
+  const auto output = project_recorded({tokens.to(at::kFloat), &layer, slot, heads}, cache);
   return output.dim() == 4 ? output : output.unflatten(2, split);
 }
 

@@ -82,6 +82,23 @@ void check_options(const MultiHeadAttentionOptions& options) {
               options.dtype().value_or(at::kFloat));
 }
 
+InputSizes check_query(const MultiHeadAttentionImpl& module, const at::Tensor& query) {
+  check_input("query", query, module.options.d_model(), *module.W_q);
+  if (query.dim() == 2) return {1, query.size(0), 0};
+  const bool batch_first = module.options.batch_first();
+  return {query.size(batch_first ? 0 : 1), query.size(batch_first ? 1 : 0), 0};
+}
+
+void check_keys(const MultiHeadAttentionImpl& module, const at::Tensor& key,
+                const at::Tensor& value) {
+  const auto& options = module.options;
+  check_input("key", key, options.kdim().value_or(options.d_model()), *module.W_k);
+  check_input("value", value, options.vdim().value_or(options.d_model()), *module.W_v);
+  TORCH_CHECK(value.sizes().slice(0, value.dim() - 1) == key.sizes().slice(0, key.dim() - 1),
+              "MultiHeadAttention: value: expected the batch size and length of key ",
+              key.sizes(), ", found ", value.sizes());
+}
+
 InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,
                         const at::Tensor& key, const at::Tensor& value) {
   const auto& options = module.options;

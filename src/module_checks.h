@@ -11,6 +11,13 @@ struct InputSizes {
   int64_t batch, queries, keys;
 };
 
+/// Checks the query alone. Without keys.
+InputSizes check_query(const MultiHeadAttentionImpl& module, const at::Tensor& query);
+
+/// Checks key and value alone.
+void check_keys(const MultiHeadAttentionImpl& module, const at::Tensor& key,
+                const at::Tensor& value);
+
 /// Checks the three inputs of a module against its options, its parameters and
 /// each other.
 InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,

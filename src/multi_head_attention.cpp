@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "attention_map_state.h"
+#include "cached_call.h"
 #include "finite.h"
 #include "head_projections.h"
 #include "map_recorder.h"
@@ -42,6 +43,11 @@ torch::nn::Linear undrawn_linear(int64_t in, int64_t out,
 at::Tensor batch_first_view(const at::Tensor& tensor, bool batch_first) {
   if (tensor.dim() == 2) return tensor.unsqueeze(0);
   return batch_first ? tensor : tensor.transpose(0, 1);
+}
+
+// (N, 0, width): nothing to project by `layer`, for the samples of `tokens`.
+at::Tensor no_tokens(const at::Tensor& tokens, const torch::nn::LinearImpl& layer) {
+  return at::empty({tokens.size(0), 0, layer.weight.size(1)}, tokens.options());
 }
 
 // Whether every query sees its own token, and nothing else decides what is
@@ -151,15 +157,35 @@ TracedAttention MultiHeadAttentionImpl::trace(const at::Tensor& query, const at:
   return {output, AttentionMap(std::move(map))};
 }
 
+KVCache MultiHeadAttentionImpl::project_keys(const at::Tensor& key, const at::Tensor& value,
+                                             const KVCacheOptions& cache_options) {
+  KVCache cache(cache_options);
+  const at::Tensor& given_value = value.defined() ? value : key;
+  detail::check_keys(*this, key, given_value);
+  detail::Tokens tokens{{}, batch_first_view(key, options.batch_first()), {}};
+  tokens.query = no_tokens(tokens.key, *W_q);
+  tokens.value = given_value.is_same(key)
+                     ? tokens.key
+                     : batch_first_view(given_value, options.batch_first());
+  const auto heads = detail::project_heads(*this, *packed_weights_, tokens,
+                                           /*heads_are_passing=*/true);
+  const auto dtype =
+      cache_options.dtype() ? heads.key.scalar_type() : W_k->weight.scalar_type();
+  cache.append(heads.key.to(dtype), heads.value.to(dtype));
+  return cache;
+}
+
 AttentionOutput MultiHeadAttentionImpl::attend_and_map(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const CallOptions& call, std::shared_ptr<const detail::MapState>* map) {
   const bool self_attention = !key.defined() && !value.defined();
   const at::Tensor& given_key = self_attention ? query : key;
   const at::Tensor& given_value = self_attention ? query : value;
-  const auto sizes = detail::check_inputs(*this, query, given_key, given_value);
+  const auto source = detail::find_keys(*this, query, key, value, call);
+  const auto& sizes = source.sizes;
   auto resolved = detail::resolve(
-      call.mask(), {{}, sizes.batch, options.num_heads(), sizes.queries, sizes.keys},
+      source.mask,
+      {{}, sizes.batch, options.num_heads(), sizes.queries, sizes.keys, source.offsets},
       query.device());
   resolved.extra_keys = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
 
@@ -169,11 +195,19 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   tokens.value = given_value.is_same(given_key)
                      ? tokens.key
                      : batch_first_view(given_value, options.batch_first());
-  drop_unseen_tokens(tokens, resolved);
+  if (call.memory()) {
+    // Projected already.
+    tokens.key = no_tokens(tokens.query, *W_k);
+    tokens.value = no_tokens(tokens.query, *W_v);
+  }
+  // A cache takes no gradients, for which alone it matters.
+  if (!source.cache) drop_unseen_tokens(tokens, resolved);
 
   const bool traced = map || detail::is_recording();
-  const auto [q, k, v] = detail::project_heads(*this, *packed_weights_, tokens,
-                                               /*heads_are_passing=*/!traced);
+  auto projected = detail::project_heads(*this, *packed_weights_, tokens,
+                                         /*heads_are_passing=*/!traced);
+  detail::take_cached_keys(source, *this, resolved.extra_keys, projected);
+  const auto& [q, k, v] = projected;
   detail::RowStatistics statistics;
   auto [heads_output, maps] =
       detail::attention(q, k, v, resolved,

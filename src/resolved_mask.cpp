@@ -78,7 +78,7 @@ Band band_of(const Mask::Term& term, const AttentionSizes& sizes) {
 // (N) positions of the first queries. Those beyond any sequence are held where they can't
 // overflow.
 at::Tensor checked_offsets(const Mask::Term& term, const AttentionSizes& sizes) {
-  const at::Tensor& offsets = term.tensor;
+  const at::Tensor& offsets = term.tensor.defined() ? term.tensor : sizes.offsets;
   TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) == sizes.batch,
               "Mask::", term.kind == Kind::causal ? "causal" : "window",
               ": offsets: expected shape (N) = (", sizes.batch, "), found ", offsets.sizes());
@@ -140,7 +140,8 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
         break;
       case Kind::causal:
       case Kind::window: {
-        if (term.tensor.defined()) {
+        if (term.tensor.defined() ||
+            (sizes.offsets.defined() && term.alignment == Mask::Alignment::bottom_right)) {
           add_offset_band(term, sizes, resolved);
           break;
         }

@@ -17,6 +17,9 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 struct AttentionSizes {
   at::IntArrayRef leading;  // dimensions before the heads, whose product is `batch`
   int64_t batch, heads, queries, keys;
+  /// (N) int64: query i of sample n stands at key offsets[n] + i, where a mask says bottom
+  /// right. Undefined: the last query stands at the last key.
+  at::Tensor offsets = {};
 };
 
 /// Key j is allowed for query i where low <= j - i <= high.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mha/kv_cache.h>
 #include <mha/mask.h>
 #include <mha/scaled_dot_product_attention.h>
 
@@ -18,6 +19,19 @@ struct CallOptions {
   TORCH_ARG(Mask, mask);
   /// The weights to return. Default: the module's option of that name.
   TORCH_ARG(std::optional<Weights>, weights);
+  /// The cache that the projected keys and values of this call are appended to, before its
+  /// queries attend to all that it then holds: S counts the cached keys and the new ones, for
+  /// the mask, the weights and the map. In a batch of different lengths `Mask::causal()` and
+  /// `Mask::window` go by each sample's own, and what lies behind a sample's end is blocked.
+  /// A cache with a window blocks what lies before it, and S counts at most window - 1 cached
+  /// keys. Default: none.
+  TORCH_ARG(std::optional<KVCache>, cache);
+  /// With a cache: how many of the L new tokens each sample really has, (N) integers from 0 to
+  /// L. The others are padding; their outputs mean nothing. Default: all.
+  TORCH_ARG(at::Tensor, new_lengths);
+  /// Keys and values from `MultiHeadAttention::project_keys`, in place of key and value: those
+  /// of an encoder's output, which each step of a decoder attends to. The call only reads.
+  TORCH_ARG(std::optional<KVCache>, memory);
 };
 
 }  // namespace mha

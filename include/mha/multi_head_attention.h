@@ -2,6 +2,7 @@
 
 #include <mha/attention_map.h>
 #include <mha/call_options.h>
+#include <mha/kv_cache.h>
 #include <mha/mask.h>
 #include <mha/scaled_dot_product_attention.h>
 #include <torch/nn/cloneable.h>
@@ -133,6 +134,12 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   /// `call.weights` is not looked at.
   TracedAttention trace(const at::Tensor& query, const at::Tensor& key = {},
                         const at::Tensor& value = {}, const CallOptions& call = {});
+
+  /// Projects keys and values once, for `CallOptions::memory` of any number of calls: the same
+  /// outputs as those of calls with this key and value. Shapes as in `forward`; `value`
+  /// defaults to `key`. No gradient flows back from the cache: call it under `at::NoGradGuard`.
+  KVCache project_keys(const at::Tensor& key, const at::Tensor& value = {},
+                       const KVCacheOptions& cache_options = {});
 
   /// Registers the parameters, without values. Called once, by the constructor.
   void reset() override;

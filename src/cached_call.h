@@ -1,0 +1,31 @@
+#pragma once
+
+#include <mha/multi_head_attention.h>
+
+#include "head_projections.h"
+#include "kv_cache_state.h"
+#include "module_checks.h"
+
+namespace mha::detail {
+
+/// Where a call's keys come from, and what the mask says of them.
+struct KeySource {
+  InputSizes sizes;    ///< keys: those given, with the cached ones
+  Mask mask;           ///< the caller's, and what the cache blocks
+  at::Tensor offsets;  ///< (N) where each sample's first query stands, if not by size
+  KVCacheState* cache = nullptr;  ///< null: the call's own tokens
+  bool appends = false;           ///< the call's tokens join the cache
+  AppendPlan plan;
+};
+
+/// Checks the inputs of a call, its cache options and what an append would do. Key and value
+/// are those that will be projected; with `CallOptions::memory` they must be undefined.
+KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& query,
+                    const at::Tensor& key, const at::Tensor& value, const CallOptions& call);
+
+/// Appends the projected keys and values where the call does, and puts what its queries attend
+/// to in their place. The last `extra` tokens belong to this call alone.
+void take_cached_keys(const KeySource& source, const MultiHeadAttentionImpl& module,
+                      int64_t extra, Heads& heads);
+
+}  // namespace mha::detail
