@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <mha/kv_cache.h>
 #include <mha/scaled_dot_product_attention.h>
 #include <mha/torch_conversion.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -55,8 +56,13 @@ Workload core_workload(const Case& what) {
   const auto options = at::TensorOptions().dtype(what.dtype);
   const int64_t kv_heads = heads / what.heads_per_kv_head;
   const at::Tensor q = at::randn({batch, heads, queries, head_dim}, options);
-  const at::Tensor k = at::randn({batch, kv_heads, length, head_dim}, options);
-  const at::Tensor v = at::randn({batch, kv_heads, length, head_dim}, options);
+  at::Tensor k = at::randn({batch, kv_heads, length, head_dim}, options);
+  at::Tensor v = at::randn({batch, kv_heads, length, head_dim}, options);
+  if (what.kind == Kind::decode) {  // both sides read the cache
+    const auto cached = KVCache(KVCacheOptions().capacity(length)).append(k, v);
+    k = cached.key;
+    v = cached.value;
+  }
   const bool causal = is_causal(what.kind), window = what.kind == Kind::core_forward_window;
   const Mask mask = window   ? Mask::window(window_length - 1, 0)
                     : causal ? Mask::causal()
