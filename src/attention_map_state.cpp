@@ -30,7 +30,9 @@ int64_t version_of(const at::Tensor& tensor) {
 }
 
 ResolvedMask without_gradient(ResolvedMask mask) {
-  for (auto& term : mask.add) term = term.detach();
+  for (auto* list : added_lists(mask)) {
+    for (auto& term : *list) term = term.detach();
+  }
   return mask;
 }
 
@@ -70,7 +72,7 @@ MapView select_head(const MapView& view, int64_t head) {
   part.mask.heads = 1;
   auto& sinks = part.scoring.sinks;
   if (sinks.defined()) sinks = sinks.narrow(1, head, 1);
-  for (auto* list : pair_masks(part.mask)) {
+  for (auto* list : {&part.mask.keep, &part.mask.block, &part.mask.add, &part.mask.relative}) {
     for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 1, head, 1);
   }
   return part;
@@ -83,6 +85,12 @@ MapView select_rows(const MapView& view, int64_t from, int64_t to) {
   part.statistics = narrow_rows(view.statistics, 2, from, count);
   part.mask.queries = count;
   shift_band(part.mask, from);
+  for (auto& ids : part.mask.query_documents) ids = ids.narrow(1, from, count);
+  for (auto& table : part.mask.relative) {
+    const int64_t distances = std::max<int64_t>(count + view.mask.keys - 1, 0);
+    const int64_t start = table.size(3) - distances - from;
+    table = table.narrow(3, std::max<int64_t>(start, 0), distances);
+  }
   for (auto* list : pair_masks(part.mask)) {
     for (auto& tensor : *list) tensor = tensor.narrow(2, from, count);
   }
@@ -97,6 +105,11 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to) {
   part.mask.keys = count;
   part.mask.extra_keys = to - from - count;
   shift_band(part.mask, -first);
+  for (auto& ids : part.mask.key_documents) ids = ids.narrow(1, first, count);
+  for (auto& table : part.mask.relative) {
+    const int64_t distances = std::max<int64_t>(view.mask.queries + count - 1, 0);
+    table = table.narrow(3, std::min(first, table.size(3) - distances), distances);
+  }
   for (auto& lengths : part.mask.lengths) lengths = (lengths - first).clamp(0, count);
   for (auto* list : {&part.mask.keep_keys, &part.mask.block_keys}) {
     for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);

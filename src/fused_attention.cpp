@@ -31,7 +31,9 @@ variable_list plain_gradients(variable_list inputs, const variable_list& grad_ou
     for (auto& input : inputs) input = input.detach().requires_grad_(input.requires_grad());
   }
   auto next = inputs.begin() + 3;
-  for (auto& term : mask.add) term = *next++;
+  for (auto* list : added_lists(mask)) {
+    for (auto& term : *list) term = *next++;
+  }
   if (call.scoring.sinks.defined()) call.scoring.sinks = *next++;
   const auto result = plain_attention(inputs[0], inputs[1], inputs[2], mask, call);
   return gradients({result.output, result.weights}, grad_outputs, inputs, create_graph);
@@ -75,13 +77,14 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     }
     auto& sinks = call.scoring.sinks;
     if (sinks.defined()) sinks = *next++;
+    const auto added = added_terms(mask);
     const auto &q = saved[0], &k = saved[1], &v = saved[2];
     const auto& grad_output = grad_outputs[0];
     const bool from_weights = grad_outputs.size() > 1 && grad_outputs[1].defined();
     variable_list grads(3);
     if (at::GradMode::is_enabled() || from_weights) {
       variable_list inputs{q, k, v};
-      inputs.insert(inputs.end(), mask.add.begin(), mask.add.end());
+      inputs.insert(inputs.end(), added.begin(), added.end());
       if (sinks.defined()) inputs.push_back(sinks);
       grads = plain_gradients(std::move(inputs), grad_outputs, mask, call);
     } else if (grad_output.defined()) {
@@ -91,7 +94,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
         grads.push_back(sink_gradient(q, k, result, grad_output, mask, call));
       }
     }
-    const size_t inputs = 3 + mask.add.size() + (sinks.defined() ? 1 : 0);
+    const size_t inputs = 3 + added.size() + (sinks.defined() ? 1 : 0);
     grads.resize(inputs + 2);  // none for the mask and the call
     return grads;
   }
@@ -106,17 +109,18 @@ AttentionOutput fused_attention(const at::Tensor& query, const at::Tensor& key,
   const auto narrow = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.to(dtype) : tensor;
   };
+  const auto added = added_terms(mask);
   const auto& given_sinks = call.scoring.sinks;
   const bool records = at::GradMode::is_enabled() &&
                        (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
-                        any_wants_gradient(mask.add) || given_sinks.requires_grad());
+                        any_wants_gradient(added) || given_sinks.requires_grad());
   // The half types are for storage, and all sums are float32.
   if (records) {
     variable_list sinks;
     if (given_sinks.defined()) sinks.push_back(given_sinks.to(at::kFloat));
     const auto results =
         FusedAttention::apply(query.to(at::kFloat), key.to(at::kFloat), value.to(at::kFloat),
-                              at::TensorList(mask.add), at::TensorList(sinks), mask, call);
+                              at::TensorList(added), at::TensorList(sinks), mask, call);
     return {narrow(results[0]), results.size() > 1 ? narrow(results[1]) : at::Tensor()};
   }
   const auto result = kernel_attention(query.to(at::kFloat), key, value, mask, call, false);

@@ -1,21 +1,21 @@
 #include "kernel_attention.h"
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "cpu_kernels.h"
 #include "finite.h"
 #include "huge_pages.h"
 #include "kernel_mask.h"
 #include "kernel_rows.h"
+#include "mask_gradients.h"
 #include "non_finite.h"
 #include "recycled.h"
 #include "run_tasks.h"
@@ -181,13 +181,6 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
   return result;
 }
 
-// Of the shape that the terms of an added mask have together, (N or 1, H or 1, L, S).
-at::Tensor zeros_like_sum(const std::vector<at::Tensor>& terms, const at::Tensor& like) {
-  auto sizes = terms[0].sizes().vec();
-  for (const auto& term : terms) sizes = at::infer_size(sizes, term.sizes());
-  return at::zeros(sizes, like.options());
-}
-
 // Zeros up to a multiple of 16 in the last dimension change no product.
 at::Tensor padded(const at::Tensor& tensor) {
   const int64_t excess = tensor.size(-1) % 16;
@@ -246,24 +239,7 @@ std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
   std::vector<at::Tensor> grads{grad_query.narrow(3, 0, query.size(3)),
                                 grad_key.narrow(3, 0, key.size(3)),
                                 grad_value.narrow(3, 0, value.size(3))};
-  if (!any_wants_gradient(mask.add)) {
-    grads.resize(3 + mask.add.size());
-    return grads;
-  }
-  const auto grad_added = zeros_like_sum(mask.add, q);
-  args.grad_added = kernel_rows<float>(grad_added);
-  if (grad_added.size(0) == 1) args.grad_added.n = 0;
-  if (grad_added.size(1) == 1) args.grad_added.h = 0;
-  const int64_t planes = grad_added.size(0) * grad_added.size(1);
-  const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
-  run_tasks(planes * tiles, scratch_size, [&](int64_t i, float* scratch) {
-    kernels.backward_added(args, i, i + 1, scratch);
-  });
-  for (const auto& term : mask.add) {
-    grads.push_back(term.requires_grad()
-                        ? grad_added.sum_to_size(term.sizes()).to(term.scalar_type())
-                        : at::Tensor());
-  }
+  for (auto& grad : mask_gradients(kernels, args, mask)) grads.push_back(std::move(grad));
   return grads;
 }
 

@@ -1,12 +1,18 @@
 #include "kernel_mask.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_unique.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <limits>
+#include <tuple>
 
 namespace mha::detail {
 namespace {
@@ -51,6 +57,80 @@ at::Tensor merge_added(const ResolvedMask& mask) {
   return sum.defined() && sum.size(-1) > 1 && sum.stride(-1) != 1 ? sum.contiguous() : sum;
 }
 
+// The sum of the terms by distance, (N or 1, H or 1, 1, L + S - 1) float32; undefined: none.
+at::Tensor merge_relative(const ResolvedMask& mask) {
+  constexpr double lowest = std::numeric_limits<float>::lowest();
+  at::Tensor sum;
+  for (const auto& term : mask.relative) {
+    const auto values = term.detach().clamp_min(lowest).to(at::kFloat);
+    sum = sum.defined() ? (sum + values).clamp_min(lowest) : values;
+  }
+  return sum.defined() ? sum.contiguous() : sum;
+}
+
+// All ids of a term's queries and keys, (N or 1, L + S), numbered from 0 in their order, so that
+// ids of any size fit; the second of two terms tells apart what the first leaves together.
+at::Tensor number_documents(const ResolvedMask& mask) {
+  const auto number = [](const at::Tensor& ids) {
+    return std::get<1>(at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true));
+  };
+  at::Tensor numbers;
+  for (size_t i = 0; i < mask.key_documents.size(); ++i) {
+    const auto queries = mask.query_documents[i].to(at::kLong);
+    const auto keys = mask.key_documents[i].to(at::kLong);
+    const int64_t n = std::max(queries.size(0), keys.size(0));
+    const auto found = number(at::cat({queries.expand({n, -1}), keys.expand({n, -1})}, 1));
+    const int64_t count = mask.queries + mask.keys;  // of each sample
+    numbers = numbers.defined() ? number(numbers * (n * count) + found) : found;
+  }
+  return numbers;
+}
+
+// The keys that each query's document reaches over, by one pass over the keys of a sample.
+void find_documents(const int32_t* queries, int64_t query_count, const int32_t* keys,
+                    int64_t key_count, std::vector<int32_t>& first, std::vector<int32_t>& end,
+                    int32_t* begins, int32_t* ends) {
+  const auto none = static_cast<int32_t>(key_count);
+  for (int64_t j = key_count - 1; j >= 0; --j) {
+    const auto document = static_cast<size_t>(keys[j]);
+    first[document] = static_cast<int32_t>(j);
+    if (end[document] == 0) end[document] = static_cast<int32_t>(j + 1);
+  }
+  for (int64_t i = 0; i < query_count; ++i) {
+    const auto document = static_cast<size_t>(queries[i]);
+    begins[i] = end[document] == 0 ? none : first[document];
+    ends[i] = end[document];
+  }
+  for (int64_t j = 0; j < key_count; ++j) end[static_cast<size_t>(keys[j])] = 0;
+}
+
+void pack_documents(const ResolvedMask& resolved, const cpu::Kernels& kernels,
+                    PackedMask& packed) {
+  const auto numbers = number_documents(resolved);
+  if (!numbers.defined() || numbers.numel() == 0) return;
+  const int64_t n = numbers.size(0), l = resolved.queries, s = resolved.keys;
+  const int64_t row = l + kernels.tile;
+  const auto as_int = numbers.to(at::kInt);
+  const auto queries = at::constant_pad_nd(as_int.narrow(1, 0, l), {0, kernels.tile}, -1);
+  const auto keys = as_int.narrow(1, l, s).contiguous();
+  const auto spans = at::zeros({2, n, row}, at::kInt);
+  auto* begins = spans.data_ptr<int32_t>();
+  const auto count = static_cast<size_t>(numbers.max().item<int64_t>() + 1);
+  std::vector<int32_t> first(count), end(count);
+  for (int64_t i = 0; i < n; ++i) {
+    find_documents(queries.data_ptr<int32_t>() + i * row, l, keys.data_ptr<int32_t>() + i * s, s,
+                   first, end, begins + i * row, begins + (n + i) * row);
+  }
+  cpu::KernelMask& mask = packed.mask;
+  mask.query_documents = queries.data_ptr<int32_t>();
+  mask.key_documents = keys.data_ptr<int32_t>();
+  mask.query_documents_n = n > 1 ? row : 0;
+  mask.key_documents_n = n > 1 ? s : 0;
+  mask.document_begins = begins;
+  mask.document_ends = begins + n * row;
+  packed.storage.insert(packed.storage.end(), {queries, keys, spans});
+}
+
 // Each sample's edge where one is given beside `shared`; undefined: none is.
 at::Tensor merge_edges(int64_t shared, const std::vector<at::Tensor>& given, bool is_low) {
   at::Tensor merged;
@@ -87,6 +167,7 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
   PackedMask packed;
   cpu::KernelMask& mask = packed.mask;
   pack_band(resolved, packed);
+  pack_documents(resolved, kernels, packed);
   mask.keys = resolved.keys;
 
   at::Tensor lengths;
@@ -133,6 +214,12 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
     mask.added = {added.data_ptr<float>(), stride_or_zero(added, 0), stride_or_zero(added, 1),
                   added.stride(2)};
     packed.storage.push_back(added);
+  }
+
+  if (const auto table = merge_relative(resolved); table.defined()) {
+    mask.relative = {table.data_ptr<float>() + resolved.queries - 1, stride_or_zero(table, 0),
+                     stride_or_zero(table, 1), -1};
+    packed.storage.push_back(table);
   }
   return packed;
 }

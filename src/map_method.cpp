@@ -82,7 +82,9 @@ variable_list compute(const MapMethod& method, const MapView& view) {
 // The tensors that gradients may flow into.
 variable_list inputs_of(const MapView& view) {
   variable_list inputs{view.query, view.key};
-  inputs.insert(inputs.end(), view.mask.add.begin(), view.mask.add.end());
+  for (const auto* list : added_lists(view.mask)) {
+    inputs.insert(inputs.end(), list->begin(), list->end());
+  }
   if (view.scoring.sinks.defined()) inputs.push_back(view.scoring.sinks);
   return inputs;
 }
@@ -91,7 +93,9 @@ MapView with_inputs(MapView view, const variable_list& inputs) {
   view.query = inputs[0];
   view.key = inputs[1];
   auto next = inputs.begin() + 2;
-  for (auto& term : view.mask.add) term = *next++;
+  for (auto* list : added_lists(view.mask)) {
+    for (auto& term : *list) term = *next++;
+  }
   if (view.scoring.sinks.defined()) view.scoring.sinks = *next++;
   return view;
 }
@@ -147,6 +151,8 @@ variable_list gradients_by_parts(const MapMethod& method, const MapView& view,
       const bool is_key = i == 1;
       auto sum = narrow_to(sums[i], found[i], 1, is_key ? given.head / group : given.head);
       if (!is_key) sum = narrow_to(sum, found[i], 2, given.row);
+      // Of a table of distances: a part's first distance is that of its last row.
+      sum = narrow_to(sum, found[i], 3, sum.size(3) - found[i].size(3) - given.row);
       sum.add_(found[i]);
     }
   });

@@ -46,6 +46,10 @@ at::Tensor open_column(const ResolvedMask& mask, int64_t j, at::Device device) {
   for (const auto& keep : mask.keep) open = open.logical_and(keep.select(3, j).ne(0));
   for (const auto& block : mask.block)
     open = open.logical_and(block.select(3, j).logical_not());
+  for (size_t i = 0; i < mask.key_documents.size(); ++i) {
+    const auto document = mask.key_documents[i].narrow(1, j, 1);
+    open = open.logical_and(mask.query_documents[i].eq(document).unsqueeze(1));
+  }
   for (const auto& term : mask.add) {
     const auto values = term.detach().select(3, j);
     open = open.logical_and(values.ne(-infinity));

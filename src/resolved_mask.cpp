@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/searchsorted.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -75,26 +76,110 @@ Band band_of(const Mask::Term& term, const AttentionSizes& sizes) {
   return band;
 }
 
+// (N, 1, 1, 1)
+at::Tensor of_sample(const at::Tensor& edge) {
+  return edge.view({-1, 1, 1, 1});
+}
+
 // (N) positions of the first queries. Those beyond any sequence are held where they can't
 // overflow.
-at::Tensor checked_offsets(const Mask::Term& term, const AttentionSizes& sizes) {
-  const at::Tensor& offsets = term.tensor.defined() ? term.tensor : sizes.offsets;
-  TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) == sizes.batch,
-              "Mask::", term.kind == Kind::causal ? "causal" : "window",
+at::Tensor checked_offsets(const char* name, const at::Tensor& offsets,
+                           const AttentionSizes& sizes) {
+  TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) == sizes.batch, "Mask::", name,
               ": offsets: expected shape (N) = (", sizes.batch, "), found ", offsets.sizes());
   return offsets.to(at::kLong).clamp(-Band::open / 4, Band::open / 4);
 }
 
 void add_offset_band(const Mask::Term& term, const AttentionSizes& sizes,
                      ResolvedMask& resolved) {
-  const auto offsets = checked_offsets(term, sizes);
+  const auto offsets =
+      checked_offsets(term.kind == Kind::causal ? "causal" : "window",
+                      term.tensor.defined() ? term.tensor : sizes.offsets, sizes);
   if (term.left >= 0) resolved.lows.push_back(offsets - std::min(term.left, Band::open / 2));
   if (term.right >= 0) resolved.highs.push_back(offsets + std::min(term.right, Band::open / 2));
 }
 
-// (N, 1, 1, 1)
-at::Tensor of_sample(const at::Tensor& edge) {
-  return edge.view({-1, 1, 1, 1});
+// (N or 1, T) ids of queries or keys.
+at::Tensor document_view(const char* argument, const at::Tensor& ids, int64_t batch,
+                         int64_t places) {
+  const bool fits = ids.dim() >= 1 && ids.dim() <= 2 && ids.size(-1) == places &&
+                    (ids.dim() == 1 || ids.size(0) == batch);
+  TORCH_CHECK(fits, "Mask::documents: ", argument, ": expected shape (", places, ") or (N, ",
+              places, ") = (", batch, ", ", places, "), found ", ids.sizes());
+  return ids.dim() == 1 ? ids.unsqueeze(0) : ids;
+}
+
+void check_square(const char* name, const AttentionSizes& sizes) {
+  TORCH_CHECK(
+      sizes.queries == sizes.keys, "Mask::", name,
+      ": expected as many queries as keys, found L = ", sizes.queries, ", S = ", sizes.keys,
+      "; give queries and keys ids of their own by Mask::documents(query_ids, key_ids)");
+}
+
+// (1, S): the document that each place lies in.
+at::Tensor documents_of(const at::Tensor& cumulative, const AttentionSizes& sizes) {
+  check_square("documents_from_lengths", sizes);
+  TORCH_CHECK(cumulative.dim() == 1 && cumulative.size(0) > 0,
+              "Mask::documents_from_lengths: expected shape (documents + 1), found ",
+              cumulative.sizes());
+  const auto ends = cumulative.to(at::kLong);
+  const auto first = ends[0].item<int64_t>(), last = ends[-1].item<int64_t>();
+  const bool ascends = ends.slice(0, 1).ge(ends.slice(0, 0, -1)).all().item<bool>();
+  TORCH_CHECK(first == 0 && last == sizes.keys && ascends,
+              "Mask::documents_from_lengths: expected lengths that ascend from 0 to S = ",
+              sizes.keys, ", found ", first, " to ", last, ascends ? "" : ", not ascending");
+  const auto place = at::arange(sizes.keys, ends.options());
+  return at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true).unsqueeze(0);
+}
+
+void add_documents(const Mask::Term& term, const AttentionSizes& sizes,
+                   ResolvedMask& resolved) {
+  at::Tensor queries, keys;
+  if (term.kind == Kind::document_lengths) {
+    queries = keys = documents_of(term.tensor, sizes);
+  } else if (term.second.defined()) {
+    queries = document_view("query_ids", term.tensor, sizes.batch, sizes.queries);
+    keys = document_view("key_ids", term.second, sizes.batch, sizes.keys);
+  } else {
+    check_square("documents", sizes);
+    queries = keys = document_view("ids", term.tensor, sizes.batch, sizes.keys);
+  }
+  resolved.query_documents.push_back(queries);
+  resolved.key_documents.push_back(keys);
+}
+
+// Distances key - query from -(L - 1) to S - 1.
+int64_t distances(const AttentionSizes& sizes) {
+  return std::max<int64_t>(sizes.queries + sizes.keys - 1, 0);
+}
+
+at::Tensor relative_view(const at::Tensor& table, const AttentionSizes& sizes) {
+  TORCH_CHECK(table.dim() == 2 && (table.size(0) == sizes.heads || table.size(0) == 1) &&
+                  table.size(1) == distances(sizes),
+              "Mask::relative: expected shape (H or 1, L + S - 1) = (", sizes.heads, " or 1, ",
+              distances(sizes), "), found ", table.sizes());
+  return table.unsqueeze(1).unsqueeze(0);
+}
+
+// In float64, since neither the slopes' dtype nor that of the scores may hold a long distance.
+at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
+  const at::Tensor& slopes = term.tensor;
+  TORCH_CHECK(slopes.dim() == 1 && slopes.size(0) == sizes.heads,
+              "Mask::alibi: slopes: expected shape (H) = (", sizes.heads, "), found ",
+              slopes.sizes());
+  auto distance = at::arange(distances(sizes), slopes.options().dtype(at::kDouble)) -
+                  static_cast<double>(sizes.queries - 1);
+  distance = distance.view({1, 1, 1, -1});
+  const bool is_last = term.alignment == Mask::Alignment::bottom_right;
+  const auto& offsets = term.second.defined() ? term.second
+                        : is_last             ? sizes.offsets
+                                              : term.second;
+  if (offsets.defined()) {
+    distance = distance - of_sample(checked_offsets("alibi", offsets, sizes));
+  } else if (is_last) {
+    distance = distance - static_cast<double>(sizes.keys - sizes.queries);
+  }
+  return slopes.to(at::kDouble).view({1, -1, 1, 1}).neg() * distance.abs();
 }
 
 at::Tensor and_if_defined(const at::Tensor& a, const at::Tensor& b) {
@@ -109,6 +194,14 @@ bool ResolvedMask::allows_everything() const {
                                        [](const auto* list) { return list->empty(); });
 }
 
+std::vector<at::Tensor> added_terms(const ResolvedMask& mask) {
+  std::vector<at::Tensor> terms;
+  for (const auto* list : added_lists(mask)) {
+    terms.insert(terms.end(), list->begin(), list->end());
+  }
+  return terms;
+}
+
 ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device device) {
   ResolvedMask resolved;
   resolved.batch = sizes.batch;
@@ -116,9 +209,11 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
   resolved.queries = sizes.queries;
   resolved.keys = sizes.keys;
   for (const Mask::Term& term : mask.terms()) {
-    TORCH_CHECK(!term.tensor.defined() || term.tensor.device() == device,
-                "Mask: expected every tensor on the device of query, ", device, ", found ",
-                term.tensor.device());
+    for (const auto& tensor : {term.tensor, term.second}) {
+      TORCH_CHECK(!tensor.defined() || tensor.device() == device,
+                  "Mask: expected every tensor on the device of query, ", device, ", found ",
+                  tensor.device());
+    }
     switch (term.kind) {
       case Kind::keep:
         resolved.keep.push_back(pair_view("keep", term.tensor, sizes));
@@ -150,6 +245,16 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
         resolved.band.high = std::min(resolved.band.high, band.high);
         break;
       }
+      case Kind::documents:
+      case Kind::document_lengths:
+        add_documents(term, sizes, resolved);
+        break;
+      case Kind::relative:
+        resolved.relative.push_back(relative_view(term.tensor, sizes));
+        break;
+      case Kind::alibi:
+        resolved.relative.push_back(alibi_table(term, sizes));
+        break;
     }
   }
   // A band that holds every pair, such as causal for one query, is none.
@@ -184,16 +289,28 @@ DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device dev
     allowed = and_if_defined(allowed, block.logical_not());
   for (const auto& keep : mask.keep) allowed = and_if_defined(allowed, keep.ne(0));
   for (const auto& block : mask.block) allowed = and_if_defined(allowed, block.logical_not());
+  for (size_t i = 0; i < mask.key_documents.size(); ++i) {
+    const auto together =
+        mask.query_documents[i].unsqueeze(2).eq(mask.key_documents[i].unsqueeze(1));
+    allowed = and_if_defined(allowed, together.unsqueeze(1));
+  }
+  // Clamped, since the lowest value of a wider dtype, or the sum of two, must stay finite.
+  const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
+                                             : std::numeric_limits<float>::lowest();
+  const auto add_values = [&, dtype](at::Tensor values) {
+    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    values = values.to(dtype);
+    added = added.defined() ? (added + values).clamp_min(lowest) : values;
+  };
   for (const auto& term : mask.add) {
     const auto is_block = term.detach().eq(-infinity);
     allowed = and_if_defined(allowed, is_block.logical_not());
-    // Clamped, since the lowest value of a wider dtype, or the sum of two, must stay finite.
-    const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
-                                               : std::numeric_limits<float>::lowest();
-    auto values = term.masked_fill(is_block, 0);
-    if (term.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
-    values = values.to(dtype);
-    added = added.defined() ? (added + values).clamp_min(lowest) : values;
+    add_values(term.masked_fill(is_block, 0));
+  }
+  for (const auto& term : mask.relative) {
+    if (mask.queries == 0 || mask.keys == 0) break;
+    // Row L - 1 - i of the unfolded table is that of query i.
+    add_values(term.unfold(3, mask.keys, 1).squeeze(2).flip(2));
   }
   if (mask.extra_keys > 0) {
     if (allowed.defined()) allowed = at::constant_pad_nd(allowed, {0, mask.extra_keys}, 1);

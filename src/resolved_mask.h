@@ -44,6 +44,9 @@ struct ResolvedMask {
   std::vector<at::Tensor> keep;        // (N or 1, H or 1, L, S), 0 blocks
   std::vector<at::Tensor> block;       // (N or 1, H or 1, L, S), true blocks
   std::vector<at::Tensor> add;         // (N or 1, H or 1, L, S), -inf blocks
+  std::vector<at::Tensor> query_documents;  // (N or 1, L) ids, and
+  std::vector<at::Tensor> key_documents;    // (N or 1, S) those of the same term
+  std::vector<at::Tensor> relative;  // (N or 1, H or 1, 1, L + S - 1), by key - query + L - 1
 
   bool allows_everything() const;
 };
@@ -53,9 +56,22 @@ template <typename Mask>
 auto tensor_lists(Mask& mask) {
   using List = std::conditional_t<std::is_const_v<Mask>, const std::vector<at::Tensor>,
                                   std::vector<at::Tensor>>;
-  return std::array<List*, 8>{&mask.lows,       &mask.highs, &mask.lengths, &mask.keep_keys,
-                              &mask.block_keys, &mask.keep,  &mask.block,   &mask.add};
+  return std::array<List*, 11>{&mask.lows,          &mask.highs,           &mask.lengths,
+                               &mask.keep_keys,     &mask.block_keys,      &mask.keep,
+                               &mask.block,         &mask.query_documents, &mask.key_documents,
+                               &mask.add,           &mask.relative};
 }
+
+/// Those that are added to the scores, into which gradients may flow, in this order.
+template <typename Mask>
+auto added_lists(Mask& mask) {
+  using List = std::conditional_t<std::is_const_v<Mask>, const std::vector<at::Tensor>,
+                                  std::vector<at::Tensor>>;
+  return std::array<List*, 2>{&mask.add, &mask.relative};
+}
+
+/// All tensors of `added_lists`, one list after the other.
+std::vector<at::Tensor> added_terms(const ResolvedMask& mask);
 
 /// Checks every term of `mask` against `sizes` and `device`. Throws `c10::Error` naming the
 /// constructor, the shapes it accepts and the one found.

@@ -36,7 +36,8 @@ TEST(AttentionMapGradientTest, GradientsAreThoseOfTheWeights) {
   terms.select(3, 2).fill_(-infinity);
   terms.select(2, 1).fill_(-infinity);  // sees nothing
   const auto added = leaf(terms);
-  const auto mask = Mask::add(added) & Mask::causal();
+  const auto table = leaf(random.normal({4, 11}, dtype));
+  const auto mask = Mask::add(added) & Mask::causal() & Mask::relative(table);
   const AttentionMap map(q, k, mask);
   const auto weights = scaled_dot_product_attention(q, k, k, mask).weights;
   const std::vector<Method> methods{
@@ -65,7 +66,8 @@ TEST(AttentionMapGradientTest, GradientsAreThoseOfTheWeights) {
        [](const auto& m) { return m.log_sum_exp().narrow(2, 2, 3); },
        [&](const auto&) {
          const auto keys = k.repeat_interleave(2, 1).transpose(-2, -1);
-         const auto scores = at::matmul(q, keys) / std::sqrt(6.0) + added;
+         const auto scores =
+             at::matmul(q, keys) / std::sqrt(6.0) + added + table.unfold(1, 7, 1).flip(1);
          const auto later = at::ones({5, 7}, at::kBool).triu(3);
          return scores.masked_fill(later, -infinity).narrow(2, 2, 3).logsumexp(-1);
        }},
@@ -73,9 +75,10 @@ TEST(AttentionMapGradientTest, GradientsAreThoseOfTheWeights) {
   for (const auto& method : methods) {
     const auto actual = method.of_map(map), expected = method.of_weights(weights);
     const auto upstream = random.normal(expected.sizes(), dtype);
-    const auto grads = torch::autograd::grad({actual}, {q, k, added}, {upstream}, true);
-    const auto wanted = torch::autograd::grad({expected}, {q, k, added}, {upstream}, true);
-    const char* names[] = {"query", "key", "mask"};
+    const auto grads = torch::autograd::grad({actual}, {q, k, added, table}, {upstream}, true);
+    const auto wanted =
+        torch::autograd::grad({expected}, {q, k, added, table}, {upstream}, true);
+    const char* names[] = {"query", "key", "mask", "table"};
     for (size_t i = 0; i < grads.size(); ++i) {
       EXPECT_TRUE(is_close(grads[i], wanted[i], 1e-13)) << method.name << ", " << names[i];
       EXPECT_GT(grads[i].abs().max().item<double>(), 0) << method.name << ", " << names[i];

@@ -145,6 +145,16 @@ Mask draw_mask(Random& random, int64_t n, int64_t h, int64_t l, int64_t s) {
     for (int64_t i = 0; i < n; ++i) offsets[i] = random.between(-5, s);
     mask = mask & Mask::window(random.between(-1, 40), random.between(-1, 40), offsets);
   }
+  if (random.chance(0.25)) {
+    auto ids = at::empty({s}, at::kLong);
+    for (int64_t i = 0; i < s; ++i) ids[i] = i / 37 + random.between(0, 1);
+    auto of_queries = at::empty({n, l}, at::kLong);
+    for (int64_t i = 0; i < n * l; ++i) of_queries.view(-1)[i] = random.between(0, s / 37);
+    mask = mask & Mask::documents(of_queries, ids);
+  }
+  if (random.chance(0.25)) {
+    mask = mask & Mask::relative(random.normal({random.chance(0.5) ? h : 1, l + s - 1}));
+  }
   return mask;
 }
 

@@ -71,6 +71,15 @@ AttentionSetting draw_setting(int64_t seed) {
   if (chance(8)) {
     s.mask = s.mask & Mask::window(pick(-1, 40), pick(-1, 40), torch::randint(-9, k, {n}));
   }
+  if (chance(5)) {  // some in runs, as packed sequences are
+    const auto ids = [&](int64_t places) {
+      const auto drawn = torch::randint(0, pick(1, 6), {n, places});
+      return chance(2) ? std::get<0>(drawn.sort(1)) : drawn;
+    };
+    s.mask = s.mask & Mask::documents(ids(l), ids(k));
+  }
+  if (chance(5)) s.mask = s.mask & Mask::relative(torch::randn({chance(2) ? h : 1, l + k - 1}));
+  if (chance(8)) s.mask = s.mask & Mask::alibi(torch::rand({h}), torch::randint(-9, k, {n}));
   s.call = call_for(s.head_dim);
   s.call.weights = static_cast<Weights>(pick(0, 2));
   s.call.weights_after_dropout = chance(2);

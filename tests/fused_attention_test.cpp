@@ -40,9 +40,11 @@ Results run(Path path, const AttentionSetting& s, const std::vector<at::Tensor>&
   std::vector<at::Tensor> leaves;
   for (const auto& input : inputs) leaves.push_back(input.to(dtype).detach().requires_grad_());
   auto mask = resolved_mask(s);
-  for (auto& term : mask.add) {
-    term = term.to(dtype).detach().requires_grad_();
-    leaves.push_back(term);
+  for (auto* list : added_lists(mask)) {
+    for (auto& term : *list) {
+      term = term.to(dtype).detach().requires_grad_();
+      leaves.push_back(term);
+    }
   }
   auto call = s.call;
   auto& sinks = call.scoring.sinks;
@@ -58,6 +60,7 @@ Results run(Path path, const AttentionSetting& s, const std::vector<at::Tensor>&
                   {"value gradient", grads[2]}};
   if (result.weights.defined()) results["weights"] = result.weights;
   if (!mask.add.empty()) results["mask gradient"] = grads[3];
+  if (!mask.relative.empty()) results["table gradient"] = grads[3 + mask.add.size()];
   if (sinks.defined()) results["sink gradient"] = grads.back();
   return results;
 }
@@ -144,9 +147,15 @@ TEST_F(FusedAttentionTest, AgreesAroundEveryBlockBoundary) {
   const int64_t around[] = {15, 16, 17, 23, 24, 25, 47, 48, 49, 95, 96, 97, 191, 193, 256, 257};
   int64_t seed = 0;
   for (const int64_t length : around) {
+    const auto ids = (at::arange(length) * 3).div(length, "floor");
     for (const auto& mask : {Mask(), Mask::causal(), Mask::window(20, 5)}) {
       expect_kernels_agree({1, 2, 2, length, length, 0, 16, 16, mask, call_for(16)}, ++seed);
       expect_kernels_agree({1, 1, 1, 3, length + 256, 0, 64, 64, mask, call_for(64)}, ++seed);
+    }
+    for (const auto& mask :
+         {Mask::documents(ids), Mask::documents(ids) & Mask::causal(),
+          Mask::documents(at::arange(length) % 3), Mask::alibi(torch::tensor({0.5f, 0.01f}))}) {
+      expect_kernels_agree({1, 2, 2, length, length, 0, 16, 16, mask, call_for(16)}, ++seed);
     }
   }
 }
@@ -158,7 +167,10 @@ TEST_F(FusedAttentionTest, AgreesWhereTheBackwardSplitsTheKeys) {
     for (const int64_t kv_heads : {1, 8}) {
       for (const auto& mask :
            {Mask(), Mask::causal(), Mask::window(200, 10),
-            Mask::lengths(torch::tensor({700, 0})), Mask::add(torch::randn({50, keys}))}) {
+            Mask::lengths(torch::tensor({700, 0})), Mask::add(torch::randn({50, keys})),
+            Mask::relative(torch::randn({1, keys + 49})),
+            Mask::documents(at::arange(50).div(20, "floor"),
+                            at::arange(keys).div(300, "floor"))}) {
         expect_kernels_agree(
             {2, kv_heads, kv_heads, 50, keys, seed % 3, 16, 16, mask, call_for(16)}, ++seed);
       }

@@ -214,6 +214,9 @@ std::vector<Part> every_constructor() {
   const auto window = at::ones({3, 4}, at::kBool).tril(2).triu(-1);
   const auto lengths = torch::tensor({4, 3});
   const auto real = at::arange(4).lt(lengths.unsqueeze(1)).view({2, 1, 1, 4});
+  const auto queries = torch::tensor({7, 7, -2, 7, -2, -2}).view({2, 3});
+  const auto documents = torch::tensor({7, 7, -2, 7});
+  const auto table = at::randn({2, 6}, at::kDouble);
   return {
       {"keep", Mask::keep(keep), keep, zero},
       {"block", Mask::block(block), block.logical_not(), zero},
@@ -224,6 +227,10 @@ std::vector<Part> every_constructor() {
       {"lengths", Mask::lengths(lengths), real, zero},
       {"causal", Mask::causal(), causal, zero},
       {"window", Mask::window(1, 2, Alignment::top_left), window, zero},
+      {"documents", Mask::documents(queries, documents),
+       queries.unsqueeze(2).eq(documents).unsqueeze(1), zero},
+      {"relative", Mask::relative(table), at::ones({1}, at::kBool),
+       table.unfold(1, 4, 1).flip(1).unsqueeze(0)},
   };
 }
 

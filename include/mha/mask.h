@@ -26,6 +26,9 @@ namespace mha {
 /// | `lengths(t)`          | keys at an index >= length are padding          | (N) integers  |
 /// | `causal(alignment)`   | a query sees the keys up to its own position    |               |
 /// | `window(left, right)` | a query sees this far to either side of itself  |               |
+/// | `documents(ids)`      | a query sees the keys of its own document       | integers      |
+/// | `relative(table)`     | added to the scores by distance                 | floating      |
+/// | `alibi(slopes)`       | minus slope * distance is added to the scores   | (H) floating  |
 // clang-format on
 ///
 /// Where `causal` and `window` take offsets, (N) integers, in place of an alignment, query i of
@@ -95,6 +98,29 @@ class Mask {
   /// The same with positions of each sample's own, as in `causal(offsets)`.
   static Mask window(int64_t left, int64_t right, const at::Tensor& offsets);
 
+  /// Packed sequences: a query sees the keys whose document id equals its own. (S) or (N, S)
+  /// integers where L = S. Ids may come in any order; blocks of keys that belong to none of a
+  /// block's documents cost nothing. Throws if the dtype is not an integer type.
+  static Mask documents(const at::Tensor& ids);
+  /// The same for queries, (L) or (N, L), and keys, (S) or (N, S), with ids of their own.
+  static Mask documents(const at::Tensor& query_ids, const at::Tensor& key_ids);
+  /// The same by cumulative lengths (documents + 1): 0, then where each document ends, up to
+  /// S = L. The `cu_seqlens` of variable-length attention.
+  static Mask documents_from_lengths(const at::Tensor& cumulative);
+
+  /// Adds table[h][(j - i) + L - 1] to the score of query i and key j. (H or 1, L + S - 1)
+  /// floating; gradients flow into it. Entries are finite or NaN: one of -inf would block, and
+  /// throws.
+  static Mask relative(const at::Tensor& table);
+
+  /// Adds -slopes[h] * |i' - j|, where i' is the aligned query position as in `causal`. (H)
+  /// floating, as `alibi_slopes` gives them or learned: gradients flow into them.
+  /// Source: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input
+  /// Length Extrapolation", 2022.
+  static Mask alibi(const at::Tensor& slopes, Alignment alignment = Alignment::bottom_right);
+  /// The same with i' = i + offsets[n], as in `causal(offsets)`.
+  static Mask alibi(const at::Tensor& slopes, const at::Tensor& offsets);
+
   /// Both masks hold: a key must be allowed by each, and added terms sum.
   friend Mask operator&(const Mask& a, const Mask& b);
 
@@ -103,11 +129,26 @@ class Mask {
 
   /// One named constructor's call. `Mask` is the list of them that must all hold.
   struct Term {
-    enum class Kind { keep, block, add, keep_keys, block_keys, lengths, causal, window };
+    enum class Kind {
+      keep,
+      block,
+      add,
+      keep_keys,
+      block_keys,
+      lengths,
+      causal,
+      window,
+      documents,
+      document_lengths,
+      relative,
+      alibi
+    };
     Kind kind;
-    at::Tensor tensor;                              // of a band: offsets, or undefined
+    at::Tensor tensor;  // of a band: offsets, or undefined
+    // What `tensor` isn't: the ids of the keys of documents; offsets of alibi, or undefined.
+    at::Tensor second = {};
     int64_t left = -1, right = -1;                  // extent of a band, -1: open
-    Alignment alignment = Alignment::bottom_right;  // of a band
+    Alignment alignment = Alignment::bottom_right;  // of a band or alibi
   };
   const std::vector<Term>& terms() const { return terms_; }
 
@@ -118,5 +159,10 @@ class Mask {
 
 /// Writes the terms, for example `causal(bottom_right) & keep_keys(Long [2, 7])`.
 std::ostream& operator<<(std::ostream& stream, const Mask& mask);
+
+/// The slopes of `Mask::alibi` as published, (H) float32: 2^(-8 / H), its square, and so on
+/// where H is a power of two; otherwise those of the power below, then every other one of twice
+/// as many heads. Throws if num_heads is not positive.
+at::Tensor alibi_slopes(int64_t num_heads);
 
 }  // namespace mha

@@ -174,12 +174,17 @@ static void decode_mask(const AttentionForward& args, const QueryTile& t, int64_
   for (int64_t j = 0; j < count; ++j) {
     const int64_t key = first + j;
     if (key >= mask.keys) break;  // the extra keys are open
-    if (mask.added.data) {
-      const float sum = scores[j] + mask.added.at(t.n, t.h, query)[key] * log2e;
+    for (const auto* added : {&mask.added, &mask.relative}) {
+      if (!added->data) continue;
+      const float sum = scores[j] + added->at(t.n, t.h, query)[key] * log2e;
       scores[j] = sum < lowest ? lowest : sum;
     }
     const bool in_length = !mask.lengths || key < mask.lengths[t.n];
-    const bool open = in_length && (open_lanes(mask, band, t, key, pair_bits) >> query & 1);
+    const bool together =
+        !mask.key_documents || mask.key_documents[t.n * mask.key_documents_n + key] ==
+                                   mask.query_documents[t.n * mask.query_documents_n + query];
+    const bool open =
+        in_length && together && (open_lanes(mask, band, t, key, pair_bits) >> query & 1);
     if (!open) scores[j] = -__builtin_inff();
   }
 }
@@ -205,13 +210,24 @@ static void decode_softmax(float* scores, int64_t count, float* maximum, float* 
   for (int i = 1; i < lanes; ++i) *sum += total[i];
 }
 
+// The keys of a chunk that some query sees: what lies outside of a window or a document is not
+// read.
+MHA_INLINE KeySpan seen_of_chunk(const AttentionForward& args, int64_t n, int64_t first) {
+  const int64_t end = min64(first + decode_chunk, args.keys);
+  if (end > args.mask.keys) return {first, end};  // with extra keys
+  const KeySpan span = key_span(args.mask, {n, 0, 0, args.queries});
+  const int64_t begin = min64(max64(first, span.begin), end);
+  return {begin, max64(begin, min64(end, span.end))};
+}
+
 template <typename Element>
 static void decode_task(const AttentionForward& args, int64_t index, float* scratch,
                         float* partials) {
   const int64_t chunks = decode_chunks(args), rows = decode_rows(args);
   const int64_t n = index / chunks / args.kv_heads, kv_head = index / chunks % args.kv_heads;
-  const int64_t first = index % chunks * decode_chunk;
-  const int64_t count = min64(decode_chunk, args.keys - first);
+  const KernelMask& mask = args.mask;
+  const KeySpan seen = seen_of_chunk(args, n, index % chunks * decode_chunk);
+  const int64_t first = seen.begin, count = seen.end - seen.begin;
   const int64_t group = args.heads / args.kv_heads, dim = args.head_dim;
   float* queries = scratch;  // [row][dim], scaled
   float* scores = queries + rows * dim;
@@ -235,9 +251,9 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
       r += score(std::integral_constant<int, 1>{}, r);
     }
   }
-  const KernelMask& mask = args.mask;
   const SampleBand band = band_of(mask, n);
-  const bool open = !mask.lengths && !mask.keep_keys && !mask.pair_bits && !mask.added.data &&
+  const bool open = !mask.key_documents && !mask.relative.data && !mask.lengths &&
+                    !mask.keep_keys && !mask.pair_bits && !mask.added.data &&
                     band.low <= first - (args.queries - 1) && band.high >= first + count - 1;
   const int64_t size = partial_size(args);
   float* partial = partials + index * rows * size;

@@ -54,6 +54,14 @@ struct KernelMask {
   int64_t pair_plane_n = 0, pair_plane_h = 0;  // plane = n * pair_plane_n + h * pair_plane_h
   /// Added to the scaled scores, at data[n][h][query][key]. Null: nothing.
   Rows<const float> added;
+  /// The same, by distance: rows of a table over each other, t = -1. Null: nothing.
+  Rows<const float> relative;
+  /// Numbers of documents, not negative; a pair is open where they are equal. -1 fills up the
+  /// queries by at least one tile. Null: all are open. Stride 0 shares a row between samples.
+  const int32_t *query_documents = nullptr, *key_documents = nullptr;
+  int64_t query_documents_n = 0, key_documents_n = 0;
+  /// Of each query, as they lie: the first key of its document, and the one after its last.
+  const int32_t *document_begins = nullptr, *document_ends = nullptr;
 };
 
 /// Dropout of weights: one is kept where the hash of (seed, row, key) is at least `threshold`,

@@ -57,6 +57,11 @@ MHA_INLINE uint64_t open_lanes(const KernelMask& mask, const SampleBand& band,
   return pair_bits ? bits & pair_bits[key] : bits;
 }
 
+// The documents of the tile's queries.
+MHA_INLINE const int32_t* documents_of(const KernelMask& mask, const QueryTile& t) {
+  return mask.query_documents + t.n * mask.query_documents_n + t.first;
+}
+
 // Puts `filler` where a pair of the block is blocked; values[key][query] with rows `tile`
 // apart.
 template <int V>
@@ -66,6 +71,11 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
   for (int i = 0; i < lanes; ++i) lane_bit[i] = 1 << i;
   const Vec fill = broadcast(filler);
   const SampleBand band = band_of(mask, t.n);
+  IntVec documents[V] = {};
+  if (mask.key_documents) {
+    const int32_t* of_tile = documents_of(mask, t) + block.first_vector * lanes;
+    __builtin_memcpy(documents, of_tile, sizeof(documents));
+  }
   for (int64_t j = 0; j < block.keys; ++j) {
     const uint64_t bits = open_lanes(mask, band, t, block.first + j, block.pair_bits);
     float* row = values + j * tile + block.first_vector * lanes;
@@ -73,7 +83,11 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
     for (int v = 0; v < V; ++v) {
       const auto slice =
           static_cast<int32_t>((bits >> ((block.first_vector + v) * lanes)) & 0xffff);
-      const IntVec open = (lane_bit & slice) != 0;
+      IntVec open = (lane_bit & slice) != 0;
+      if (mask.key_documents) {
+        open &= documents[v] ==
+                mask.key_documents[t.n * mask.key_documents_n + block.first + j];
+      }
       store(row + v * lanes, open ? load(row + v * lanes) : fill);
     }
   }
@@ -82,12 +96,12 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
 // scores += added * log2(e), held at the lowest finite number, since a sum of large finite
 // terms must not turn into a block. `terms` is scratch for one block.
 template <int V>
-static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock& block,
-                      float* terms, float* scores) {
+static void add_rows(const Rows<const float>& added, const QueryTile& t, const KeyBlock& block,
+                     float* terms, float* scores) {
   const int64_t first_lane = block.first_vector * lanes;
   const int64_t count = min64(t.count - first_lane, V * lanes);
-  transpose(mask.added.at(t.n, t.h, t.first + first_lane) + block.first, mask.added.t, count,
-            block.keys, terms, tile);
+  transpose(added.at(t.n, t.h, t.first + first_lane) + block.first, added.t, count, block.keys,
+            terms, tile);
   for (int64_t j = 0; j < block.keys; ++j) {
     float* row = scores + j * tile + first_lane;
 #pragma GCC unroll 3
@@ -96,6 +110,61 @@ static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock
       store(row + v * lanes, max_keep_nan(broadcast(lowest), sum));
     }
   }
+}
+
+// All terms that the mask adds.
+template <int V>
+static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock& block,
+                      float* terms, float* scores) {
+  if (mask.added.data) add_rows<V>(mask.added, t, block, terms, scores);
+  if (mask.relative.data) add_rows<V>(mask.relative, t, block, terms, scores);
+}
+
+// From the lowest to the highest number of a document.
+struct DocumentRange {
+  int32_t low, high;
+};
+
+MHA_INLINE DocumentRange document_range(const int32_t* documents, int64_t count) {
+  DocumentRange range{documents[0], documents[0]};
+  for (int64_t i = 1; i < count; ++i) {
+    range.low = documents[i] < range.low ? documents[i] : range.low;
+    range.high = documents[i] > range.high ? documents[i] : range.high;
+  }
+  return range;
+}
+
+// Whether the tile's documents are those of all, none or perhaps some of the keys.
+MHA_INLINE uint8_t documents_class(const KernelMask& mask, const QueryTile& t,
+                                   const DocumentRange& queries, int64_t first, int64_t keys) {
+  if (!mask.key_documents) return pairs_open;
+  const DocumentRange range =
+      document_range(mask.key_documents + t.n * mask.key_documents_n + first, keys);
+  if (range.high < queries.low || range.low > queries.high) return pairs_closed;
+  const bool one = range.low == range.high && queries.low == queries.high;
+  return one && range.low == queries.low ? pairs_open : pairs_mixed;
+}
+
+// Vectors [from, to].
+struct VectorSpan {
+  int64_t from, to;
+};
+
+// Without the vectors at both ends whose documents are none of those of the keys.
+static VectorSpan documents_span(const KernelMask& mask, const QueryTile& t, int64_t first,
+                                 int64_t keys, VectorSpan span) {
+  const DocumentRange range =
+      document_range(mask.key_documents + t.n * mask.key_documents_n + first, keys);
+  const auto sees = [&](int64_t vector) {
+    const int32_t* of_lanes = documents_of(mask, t) + vector * lanes;
+    for (int i = 0; i < lanes; ++i) {
+      if (of_lanes[i] >= range.low && of_lanes[i] <= range.high) return true;
+    }
+    return false;
+  };
+  while (span.from <= span.to && !sees(span.from)) ++span.from;
+  while (span.from <= span.to && !sees(span.to)) --span.to;
+  return span;
 }
 
 // Whether the key mask leaves all, none or some of the keys.
@@ -116,8 +185,19 @@ MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
   const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
   const SampleBand band = band_of(mask, t.n);
   // An even key, since bfloat16 takes keys by twos.
-  const int64_t begin = max64(0, t.first + band.low) & ~int64_t{1};
-  return {begin, max64(begin, min64(limit, t.first + t.count + band.high))};
+  int64_t begin = max64(0, t.first + band.low), end = min64(limit, t.first + t.count + band.high);
+  if (mask.key_documents) {
+    const int64_t row = t.n * mask.query_documents_n + t.first;
+    int64_t first = mask.keys, last = 0;
+    for (int64_t i = 0; i < t.count; ++i) {
+      first = min64(first, mask.document_begins[row + i]);
+      last = max64(last, mask.document_ends[row + i]);
+    }
+    begin = max64(begin, first);
+    end = min64(end, last);
+  }
+  begin &= ~int64_t{1};
+  return {begin, max64(begin, end)};
 }
 
 // Calls visit(block) for every block of keys in which a query of the tile may attend to a key,
@@ -128,7 +208,9 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
   const SampleBand band = band_of(mask, t.n);
-  const bool adds = mask.added.data != nullptr;
+  const bool adds = mask.added.data || mask.relative.data;
+  const DocumentRange documents =
+      mask.key_documents ? document_range(documents_of(mask, t), t.count) : DocumentRange{};
   const uint64_t* pair_bits = nullptr;
   const uint8_t* pair_classes = nullptr;
   if (mask.pair_bits) {
@@ -142,18 +224,24 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
     int64_t count = min64(key_block - k % key_block, span.end - k);
     const uint8_t pairs = pair_classes ? pair_classes[k / key_block] : pairs_open;
     const uint8_t given = keys_class(mask, t.n, k, count);
-    if (pairs != pairs_closed && given != pairs_closed) {
+    const uint8_t together = documents_class(mask, t, documents, k, count);
+    if (pairs != pairs_closed && given != pairs_closed && together != pairs_closed) {
       const uint64_t* bits = pairs == pairs_mixed ? pair_bits : nullptr;
-      const bool inside = k - last >= band.low && k + count - 1 - t.first <= band.high;
+      const bool inside = k - last >= band.low && k + count - 1 - t.first <= band.high &&
+                          together == pairs_open;
       if (inside) {
         visit(KeyBlock{k, count, 0, vectors, adds, bits || given == pairs_mixed, bits});
       } else {
-        // At the edge of the band, in short steps and only for the vectors that see some of it.
+        // At the edge of the band or of a document, in short steps and only for the vectors
+        // that see some of it.
         constexpr int64_t step = 16;
         count = min64(step - k % step, span.end - k);
-        const int64_t from = max64(0, k - band.high - t.first) / lanes;
-        const int64_t to = min64(vectors - 1, (k + count - 1 - band.low - t.first) / lanes);
-        visit(KeyBlock{k, count, from, to - from + 1, adds, true, bits});
+        VectorSpan some{max64(0, k - band.high - t.first) / lanes,
+                        min64(vectors - 1, (k + count - 1 - band.low - t.first) / lanes)};
+        if (mask.key_documents) some = documents_span(mask, t, k, count, some);
+        if (some.from <= some.to) {
+          visit(KeyBlock{k, count, some.from, some.to - some.from + 1, adds, true, bits});
+        }
       }
     }
     k += count;
