@@ -76,8 +76,10 @@ void drop_unseen_tokens(detail::Tokens& tokens, const detail::ResolvedMask& mask
   const auto pairs = allowed.any(1).expand({mask.batch, mask.queries, mask.keys});
   const auto unseen = pairs.any(1).logical_not().unsqueeze(-1);
   const bool shared = value.is_same(key);
-  key = key.masked_fill(unseen, 0);
-  value = shared ? key : value.masked_fill(unseen, 0);
+  if (key.size(1) == mask.keys) {  // else they come from a cache
+    key = key.masked_fill(unseen, 0);
+    value = shared ? key : value.masked_fill(unseen, 0);
+  }
   if (mask.extra_keys == 0) {
     query = query.masked_fill(pairs.any(2).logical_not().unsqueeze(-1), 0);
   }
@@ -200,8 +202,8 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
     tokens.key = no_tokens(tokens.query, *W_k);
     tokens.value = no_tokens(tokens.query, *W_v);
   }
-  // A cache takes no gradients, for which alone it matters.
-  if (!source.cache) drop_unseen_tokens(tokens, resolved);
+  // What a cache takes has no gradients, for which alone it matters.
+  if (!source.appends) drop_unseen_tokens(tokens, resolved);
 
   const bool traced = map || detail::is_recording();
   auto projected = detail::project_heads(*this, *packed_weights_, tokens,

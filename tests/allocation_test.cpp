@@ -29,13 +29,14 @@ class LargeAllocations : public c10::MemoryReportingInfoBase {
   std::vector<int64_t> sizes;
 };
 
-std::vector<int64_t> large_allocations(MultiHeadAttention& module, const at::Tensor& x,
-                                       const Mask& mask, Weights weights) {
+// Of `call`, after two that pack weights and fill the pool.
+template <typename Call>
+std::vector<int64_t> large_allocations(const Call& call) {
   at::NoGradGuard no_grad;
-  for (int i = 0; i < 2; ++i) module->forward(x, x, x, mask, weights);  // packs, fills the pool
+  for (int i = 0; i < 2; ++i) call();
   const auto allocations = std::make_shared<LargeAllocations>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocations);
-  module->forward(x, x, x, mask, weights);
+  call();
   return allocations->sizes;
 }
 
@@ -47,9 +48,26 @@ TEST(AllocationTest, SteadyStateTakesLargeMemoryForTheResultsOnly) {
   const auto x = random.normal({2, 150, 256});
   const int64_t output = 2 * 150 * 256 * 4, map = 2 * 4 * 150 * 150 * 4;
   for (const auto& mask : {Mask(), Mask::causal()}) {
-    EXPECT_EQ(large_allocations(module, x, mask, Weights::none), std::vector<int64_t>{output});
-    EXPECT_EQ(large_allocations(module, x, mask, Weights::per_head),
-              (std::vector<int64_t>{map, output}));
+    const auto allocations = [&](Weights weights) {
+      return large_allocations([&] { module->forward(x, x, x, mask, weights); });
+    };
+    EXPECT_EQ(allocations(Weights::none), std::vector<int64_t>{output});
+    EXPECT_EQ(allocations(Weights::per_head), (std::vector<int64_t>{map, output}));
+  }
+}
+
+TEST(AllocationTest, AStepOverACacheCopiesNoneOfItWhateverItsDtype) {
+  if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it copies keys";
+  at::NoGradGuard no_grad;
+  MultiHeadAttention module(MultiHeadAttentionOptions(64, 4).num_kv_heads(2));
+  module->eval();
+  Random random(3);
+  const auto x = random.normal({2, 2000, 64}), token = random.normal({2, 1, 64});
+  for (const auto stored : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const KVCache cache(KVCacheOptions().dtype(stored).capacity(2010));
+    const auto call = CallOptions(Mask::causal()).weights(Weights::none).cache(cache);
+    module->attend(x, call);
+    EXPECT_TRUE(large_allocations([&] { module->attend(token, call); }).empty()) << stored;
   }
 }
 
