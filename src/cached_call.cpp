@@ -33,7 +33,7 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
   TORCH_CHECK(cache.keys.defined(),
               "MultiHeadAttention: memory: expected what project_keys "
               "returned, found an empty cache");
-  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}};
+  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}, {}};
   const int64_t batch = source.sizes.batch;
   const auto& keys = cache.keys;
   TORCH_CHECK(keys.size(0) == batch,
@@ -72,6 +72,7 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& quer
       {},
       nullptr,
       false,
+      {},
       {}};
   if (!call.cache()) return source;
   source.cache = &call.cache()->state();
@@ -79,6 +80,7 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& quer
   const int64_t new_keys = source.sizes.keys, d = module.head_dim();
   source.plan = source.cache->plan({source.sizes.batch, module.num_kv_heads(), new_keys, d, d},
                                    call.new_lengths());
+  source.cached = source.cache->next_positions(source.sizes.batch);
   source.sizes.keys = source.plan.keys;
   add_cache_mask(source.plan, source.cache->options.window(), new_keys, query.device(), source);
   return source;

@@ -2,6 +2,9 @@
 
 #include <mha/multi_head_attention.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "head_projections.h"
 #include "kv_cache_state.h"
 #include "module_checks.h"
@@ -15,6 +18,7 @@ struct KeySource {
   at::Tensor offsets;  ///< (N) where each sample's first query stands, if not by size
   KVCacheState* cache = nullptr;  ///< null: the call's own tokens
   bool appends = false;           ///< the call's tokens join the cache
+  std::vector<int64_t> cached;    ///< tokens of each sample that came before; empty: none
   AppendPlan plan;
 };
 

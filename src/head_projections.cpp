@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_path.h"
+#include "head_norm.h"
 #include "projection.h"
 #include "recycled.h"
 
@@ -40,6 +41,29 @@ at::Tensor whole_rows(const at::Tensor& heads) {
   return heads.stride(1) == heads.size(2) * heads.size(3) ? heads.flatten(2) : heads;
 }
 
+// Normalises and rotates heads (N, T, H, D) in place, float32 on the CPU without gradients.
+void condition_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
+                        const at::Tensor& gain, const at::Tensor& positions) {
+  const auto& options = module.options;
+  const auto rows = heads.transpose(1, 2);
+  if (gain.defined()) {
+    normalise_in_place(rows, gain, options.qk_norm(), options.qk_norm_eps());
+  }
+  if (positions.defined()) rotate_in_place(rows, positions, *options.rotary());
+}
+
+// The same with gradients, or in any dtype and on any device.
+at::Tensor condition(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
+                     const at::Tensor& gain, const at::Tensor& positions) {
+  const auto& options = module.options;
+  auto rows = heads.transpose(1, 2);
+  if (gain.defined()) {
+    rows = normalise(rows, gain, options.qk_norm(), options.qk_norm_eps());
+  }
+  if (positions.defined()) rows = rotate(rows, positions, *options.rotary());
+  return rows.transpose(1, 2);
+}
+
 // By the kernels in one pass, without gradients; the appended tokens are written in place.
 Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& cache,
                          const Tokens& tokens, bool heads_are_passing) {
@@ -62,6 +86,8 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
            {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
            {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
           cache);
+  condition_in_place(module, q, module.q_norm, tokens.positions.query);
+  condition_in_place(module, k.narrow(1, 0, keys), module.k_norm, tokens.positions.key);
   if (options.add_bias_kv()) {
     k.select(1, keys).copy_(module.bias_k.view({1, kv_heads, d}));
     v.select(1, keys).copy_(module.bias_v.view({1, kv_heads, d}));
@@ -90,8 +116,11 @@ at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at:
 Heads project_recorded(MultiHeadAttentionImpl& module, PackedWeights& cache,
                        const Tokens& tokens) {
   const auto& options = module.options;
-  const auto q = project_to_heads(*module.W_q, 0, tokens.query, module, cache);
-  auto k = project_to_heads(*module.W_k, 1, tokens.key, module, cache);
+  const auto q =
+      condition(module, project_to_heads(*module.W_q, 0, tokens.query, module, cache),
+                module.q_norm, tokens.positions.query);
+  auto k = condition(module, project_to_heads(*module.W_k, 1, tokens.key, module, cache),
+                     module.k_norm, tokens.positions.key);
   auto v = project_to_heads(*module.W_v, 2, tokens.value, module, cache);
   if (options.add_bias_kv()) {
     const auto append = [&](const at::Tensor& heads, const at::Tensor& bias) {
@@ -117,12 +146,30 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const 
                      wants_gradient(tokens.key, *module.W_k) ||
                      wants_gradient(tokens.value, *module.W_v) ||
                      (at::GradMode::is_enabled() && module.options.add_bias_kv() &&
-                      (module.bias_k.requires_grad() || module.bias_v.requires_grad()));
+                      (module.bias_k.requires_grad() || module.bias_v.requires_grad())) ||
+                     (at::GradMode::is_enabled() && module.q_norm.defined() &&
+                      (module.q_norm.requires_grad() || module.k_norm.requires_grad()));
   const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
                           takes_kernels(tokens.key, *module.W_k) &&
                           takes_kernels(tokens.value, *module.W_v);
   return by_kernels && !wants ? project_unrecorded(module, cache, tokens, heads_are_passing)
                               : project_recorded(module, cache, tokens);
+}
+
+at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                        const at::Tensor& query) {
+  torch::nn::LinearImpl& layer = *module.W_g;
+  const int64_t n = query.size(0), l = query.size(1), columns = layer.weight.size(0);
+  const std::vector<int64_t> split{module.options.num_heads(),
+                                   columns / module.options.num_heads()};
+  if (!takes_kernels(query, layer)) return layer.forward(query).unflatten(2, split);
+  if (wants_gradient(query, layer)) {
+    const auto output = at::empty({n, l, columns}, query.options());
+    return project_recorded({query, &layer, 4, output}, cache).unflatten(2, split);
+  }
+  const auto output = recycled({n, l, columns});
+  project({{query.to(at::kFloat), &layer, 4, output}}, cache);
+  return output.unflatten(2, split);
 }
 
 at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,

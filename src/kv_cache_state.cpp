@@ -100,6 +100,14 @@ int64_t KVCacheState::longest() const {
   return largest(lengths);
 }
 
+std::vector<int64_t> KVCacheState::next_positions(int64_t n) const {
+  std::vector<int64_t> next(static_cast<size_t>(n), 0);
+  for (size_t i = 0; i < std::min(next.size(), lengths.size()); ++i) {
+    next[i] = dropped[i] + lengths[i];
+  }
+  return next;
+}
+
 AppendPlan KVCacheState::plan(const AppendSizes& sizes, const at::Tensor& new_lengths) const {
   if (longest() + largest(dropped) > 0) {
     TORCH_CHECK(sizes.batch == keys.size(0), "KVCache: key: expected the batch size of the ",

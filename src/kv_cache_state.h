@@ -39,6 +39,8 @@ class KVCacheState {
 
   CachedKeys held() const;
   int64_t longest() const;
+  /// The position of each sample's next token, of a batch of n; 0 for what no append has seen.
+  std::vector<int64_t> next_positions(int64_t n) const;
   void crop(int64_t length);
   void reset();
   void reorder(const std::vector<int64_t>& from);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "rotary.h"
 #include "torch_compat.h"
 
 namespace mha::detail {
@@ -77,6 +78,14 @@ void check_options(const MultiHeadAttentionOptions& options) {
               options.scale().value_or(0));
   TORCH_CHECK(is_softcap(options.softcap()), "MultiHeadAttentionOptions: softcap: expected ",
               softcap_range, ", found ", options.softcap());
+  if (options.rotary()) {
+    check_rotary(*options.rotary(),
+                 options.head_dim().value_or(options.d_model() / options.num_heads()));
+  }
+  TORCH_CHECK(
+      std::isfinite(options.qk_norm_eps()) && options.qk_norm_eps() > 0,
+      "MultiHeadAttentionOptions: qk_norm_eps: expected a finite number above 0, found ",
+      options.qk_norm_eps());
   TORCH_CHECK(!options.dtype() || c10::isFloatingType(*options.dtype()),
               "MultiHeadAttentionOptions: dtype: expected a floating dtype, found ",
               options.dtype().value_or(at::kFloat));

@@ -1,5 +1,6 @@
 #include <mha/multi_head_attention.h>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <torch/nn/init.h>
 
@@ -13,6 +14,8 @@
 #include "attention_map_state.h"
 #include "cached_call.h"
 #include "finite.h"
+#include "head_factors.h"
+#include "head_positions.h"
 #include "head_projections.h"
 #include "map_recorder.h"
 #include "module_checks.h"
@@ -64,7 +67,7 @@ bool all_see_themselves(const detail::ResolvedMask& mask) {
 // gradients as 0 * NaN.
 void drop_unseen_tokens(detail::Tokens& tokens, const detail::ResolvedMask& mask) {
   if (all_see_themselves(mask)) return;
-  auto& [query, key, value] = tokens;
+  auto &query = tokens.query, &key = tokens.key, &value = tokens.value;
   const bool may_matter = detail::may_be_non_finite(query) ||
                           (!key.is_same(query) && detail::may_be_non_finite(key)) ||
                           (!value.is_same(key) && detail::may_be_non_finite(value));
@@ -127,6 +130,15 @@ void MultiHeadAttentionImpl::reset() {
     sinks =
         register_parameter("sinks", at::empty({options.num_heads()}, tensor_options(options)));
   }
+  if (options.qk_norm() != QKNorm::none) {
+    q_norm = register_parameter("q_norm", at::empty({head_dim()}, tensor_options(options)));
+    k_norm = register_parameter("k_norm", at::empty({head_dim()}, tensor_options(options)));
+  }
+  if (options.output_gate() != OutputGate::none) {
+    const bool per_head = options.output_gate() == OutputGate::per_head;
+    W_g = register_module(
+        "W_g", undrawn_linear(d_model, per_head ? options.num_heads() : inner, options));
+  }
 }
 
 void MultiHeadAttentionImpl::reset_parameters() {
@@ -136,6 +148,11 @@ void MultiHeadAttentionImpl::reset_parameters() {
     torch::nn::init::xavier_normal_(bias_v);
   }
   if (options.sinks()) torch::nn::init::zeros_(sinks);
+  if (options.qk_norm() != QKNorm::none) {
+    torch::nn::init::ones_(q_norm);
+    torch::nn::init::ones_(k_norm);
+  }
+  if (options.output_gate() != OutputGate::none) W_g->reset_parameters();
 }
 
 AttentionOutput MultiHeadAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key,
@@ -164,7 +181,10 @@ KVCache MultiHeadAttentionImpl::project_keys(const at::Tensor& key, const at::Te
   KVCache cache(cache_options);
   const at::Tensor& given_value = value.defined() ? value : key;
   detail::check_keys(*this, key, given_value);
-  detail::Tokens tokens{{}, batch_first_view(key, options.batch_first()), {}};
+  detail::Tokens tokens{{}, batch_first_view(key, options.batch_first()), {}, {}};
+  if (options.rotary()) {
+    tokens.positions = {at::arange(0), at::arange(tokens.key.size(1))};
+  }
   tokens.query = no_tokens(tokens.key, *W_q);
   tokens.value = given_value.is_same(key)
                      ? tokens.key
@@ -191,7 +211,9 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
       query.device());
   resolved.extra_keys = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
 
-  detail::Tokens tokens{batch_first_view(query, options.batch_first()), {}, {}};
+  detail::check_head_mask(call.head_mask(), sizes.batch, options.num_heads());
+
+  detail::Tokens tokens{batch_first_view(query, options.batch_first()), {}, {}, {}};
   tokens.key = given_key.is_same(query) ? tokens.query
                                         : batch_first_view(given_key, options.batch_first());
   tokens.value = given_value.is_same(given_key)
@@ -202,6 +224,13 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
     tokens.key = no_tokens(tokens.query, *W_k);
     tokens.value = no_tokens(tokens.query, *W_v);
   }
+  const auto key_tokens = call.memory()                      ? detail::KeyTokens::projected
+                          : tokens.key.is_same(tokens.query) ? detail::KeyTokens::queries
+                                                             : detail::KeyTokens::others;
+  tokens.positions = detail::head_positions(
+      options, call,
+      {sizes.batch, sizes.queries, call.memory() ? sizes.keys : tokens.key.size(1)}, key_tokens,
+      source.cached);
   // What a cache takes has no gradients, for which alone it matters.
   if (!source.appends) drop_unseen_tokens(tokens, resolved);
 
@@ -221,6 +250,8 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
                             .weights(call.weights().value_or(options.weights()))
                             .weights_after_dropout(options.weights_after_dropout()),
                         /*output_is_passing=*/true, traced ? &statistics : nullptr);
+  heads_output = detail::multiply_heads(*this, *packed_weights_, heads_output, tokens.query,
+                                        call.head_mask());
   const auto output = detail::project_output(*this, *packed_weights_, heads_output);
   if (traced) {
     const auto leading = query.dim() == 2 ? std::vector<int64_t>{} : std::vector{sizes.batch};
@@ -267,8 +298,15 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
          << ", add_zero_attn=" << options.add_zero_attn()
          << ", batch_first=" << options.batch_first() << ", scale="
          << options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim())))
-         << ", softcap=" << options.softcap() << ", sinks=" << options.sinks()
-         << ", weights=" << options.weights()
+         << ", softcap=" << options.softcap() << ", sinks=" << options.sinks() << ", rotary=";
+  if (options.rotary()) {
+    stream << *options.rotary();
+  } else {
+    stream << "none";
+  }
+  stream << ", qk_norm=" << options.qk_norm();
+  if (options.qk_norm() != QKNorm::none) stream << ", qk_norm_eps=" << options.qk_norm_eps();
+  stream << ", output_gate=" << options.output_gate() << ", weights=" << options.weights()
          << ", weights_after_dropout=" << options.weights_after_dropout()
          << ", dtype=" << W_q->weight.scalar_type() << ", device=" << W_q->weight.device()
          << ")" << std::noboolalpha;

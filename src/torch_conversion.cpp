@@ -58,6 +58,12 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
               "to_torch: num_kv_heads: expected num_heads = ", options.num_heads(),
               ", which is all that torch's module has, found ",
               options.num_kv_heads().value_or(0));
+  TORCH_CHECK(!options.rotary() && options.qk_norm() == QKNorm::none &&
+                  options.output_gate() == OutputGate::none,
+              "to_torch: rotary, qk_norm and output_gate: expected none, since torch's module "
+              "has none, found ",
+              options.rotary() ? "rotary" : "no rotary", ", qk_norm ", options.qk_norm(),
+              " and output_gate ", options.output_gate());
   const double default_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   TORCH_CHECK(!options.scale() || *options.scale() == default_scale,
               "to_torch: scale: expected 1 / sqrt(head_dim) = ", default_scale,

@@ -71,6 +71,18 @@ TEST(AllocationTest, AStepOverACacheCopiesNoneOfItWhateverItsDtype) {
   }
 }
 
+TEST(AllocationTest, RotatingNormalisingAndGatingTakeNoLargeMemory) {
+  if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
+  MultiHeadAttention module(MultiHeadAttentionOptions(256, 4)
+                                .rotary(RotaryOptions())
+                                .qk_norm(QKNorm::rms)
+                                .output_gate(OutputGate::elementwise));
+  Random random(3);
+  const auto x = random.normal({2, 150, 256});
+  EXPECT_EQ(large_allocations(module, x, Mask::causal(), Weights::none),
+            std::vector<int64_t>{2 * 150 * 256 * 4});
+}
+
 TEST(AllocationTest, ResultsAreTheCallersOwn) {
   at::NoGradGuard no_grad;
   MultiHeadAttention module(MultiHeadAttentionOptions(64, 4));

@@ -32,6 +32,16 @@ struct CallOptions {
   /// Keys and values from `MultiHeadAttention::project_keys`, in place of key and value: those
   /// of an encoder's output, which each step of a decoder attends to. The call only reads.
   TORCH_ARG(std::optional<KVCache>, memory);
+  /// Rotary positions of the queries, (L) or (N, L) integers, batch first; in self-attention of
+  /// the keys too. Default: 0, 1, ...; where keys are other tokens and their number differs,
+  /// the last query stands where the last key does, as in `Mask::causal()`.
+  TORCH_ARG(at::Tensor, positions);
+  /// Those of the keys, (S) or (N, S), where keys are other tokens than the queries. Either
+  /// both are given or none.
+  TORCH_ARG(at::Tensor, key_positions);
+  /// Multiplies each head's output, (H) or (N, H) floating; gradients flow into it. 0 switches
+  /// a head off, as `prune_heads` does for good. Returned weights and maps are those before it.
+  TORCH_ARG(at::Tensor, head_mask);
 };
 
 }  // namespace mha

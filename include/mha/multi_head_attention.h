@@ -4,6 +4,7 @@
 #include <mha/call_options.h>
 #include <mha/kv_cache.h>
 #include <mha/mask.h>
+#include <mha/rotary.h>
 #include <mha/scaled_dot_product_attention.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -11,8 +12,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <iosfwd>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace mha {
 
@@ -21,6 +24,16 @@ namespace detail {
 struct Undrawn {};
 class PackedWeights;
 }  // namespace detail
+
+/// How each query and key of D elements is normalised, with a learned gain (D) that all heads
+/// share: rms is x / sqrt(mean(x^2) + eps) * gain, layer takes the mean off first.
+enum class QKNorm { none, rms, layer };
+std::ostream& operator<<(std::ostream& stream, QKNorm norm);
+
+/// By what the heads' output is multiplied before W_o, from the query's token x:
+/// sigmoid(x W_g), one number for each head, or one for each of its elements.
+enum class OutputGate { none, per_head, elementwise };
+std::ostream& operator<<(std::ostream& stream, OutputGate gate);
 
 /// Options of `MultiHeadAttention`. Checked by the module's constructor.
 struct MultiHeadAttentionOptions {
@@ -39,7 +52,7 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, kdim);
   /// Width of value. Default: d_model.
   TORCH_ARG(std::optional<int64_t>, vdim);
-  /// Whether the four projections have a bias.
+  /// Whether the projections have a bias.
   TORCH_ARG(bool, bias) = true;
   /// Probability in [0, 1] with which a weight is dropped in training mode.
   TORCH_ARG(double, dropout) = 0.0;
@@ -57,6 +70,14 @@ struct MultiHeadAttentionOptions {
   /// A learned score `sinks`, (H), for each head, which takes weight and has no value: see
   /// `AttentionOptions::sinks`. 0 at first, so that a query may attend to nothing in part.
   TORCH_ARG(bool, sinks) = false;
+  /// Rotates queries and keys by their positions, after `qk_norm`. The appended keys of
+  /// `add_bias_kv` and `add_zero_attn` have no position. Default: no positions.
+  TORCH_ARG(std::optional<RotaryOptions>, rotary);
+  /// Normalises queries and keys (as Qwen3 and Gemma 3 do by rms).
+  TORCH_ARG(QKNorm, qk_norm) = QKNorm::none;
+  TORCH_ARG(double, qk_norm_eps) = 1e-6;
+  /// Gates the heads' output.
+  TORCH_ARG(OutputGate, output_gate) = OutputGate::none;
   /// The weights that a call without the argument returns.
   TORCH_ARG(Weights, weights) = Weights::per_head;
   /// Return the weights as dropout left them (as torch does) instead of before dropout.
@@ -86,6 +107,8 @@ struct MultiHeadAttentionOptions {
 /// | `W_o`            | Linear(H * D -> d_model)                |
 /// | `bias_k, bias_v` | (1, 1, Hk * D), with `add_bias_kv`      |
 /// | `sinks`          | (H), with `sinks`                       |
+/// | `q_norm, k_norm` | (D), ones at first, with `qk_norm`      |
+/// | `W_g`            | Linear(d_model -> H or H * D), with `output_gate` |
 ///
 /// The appended keys of `add_bias_kv` and `add_zero_attn` (in this order) come after the S
 /// given ones and are open to every query whatever the mask says; the weights then have S + 1
@@ -93,7 +116,9 @@ struct MultiHeadAttentionOptions {
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; the meaning of the
 /// options is that of `torch.nn.MultiheadAttention`. Grouped heads: Ainslie et al., "GQA",
-/// 2023.
+/// 2023. Normalised queries and keys: Dehghani et al., "Scaling Vision Transformers to 22
+/// Billion Parameters", 2023; gate: Qiu et al., "Gated Attention for Large Language Models",
+/// 2025.
 class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImpl> {
  public:
   /// Throws `c10::Error` naming the first option that has no sensible meaning.
@@ -144,9 +169,17 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   /// Registers the parameters, without values. Called once, by the constructor.
   void reset() override;
 
-  /// Draws all parameters as at construction: `torch.nn.Linear`'s initialisation for the four
-  /// projections, Xavier normal for `bias_k` and `bias_v`, zeros for `sinks`.
+  /// Draws all parameters as at construction: `torch.nn.Linear`'s initialisation for the
+  /// projections, Xavier normal for `bias_k` and `bias_v`, zeros for `sinks`, ones for gains.
   void reset_parameters();
+
+  /// Takes heads away for good: the parameters shrink to the rows and columns of the others,
+  /// and the output is that with a `head_mask` of 0 for them. A key/value head goes with the
+  /// last of its query heads; those that stay must all keep the same number of query heads.
+  /// `heads` holds distinct numbers in [0, H), at most H - 1. Frozen flags stay; gradients are
+  /// dropped. An optimizer keeps its state in the old shapes, so make a new one. Throws
+  /// `c10::Error` with the module unchanged.
+  void prune_heads(const std::vector<int64_t>& heads);
 
   /// A deep copy with equal values, training mode and frozen flags, on `device` if given.
   /// Draws no random numbers.
@@ -162,8 +195,8 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   int64_t num_kv_heads() const;
 
   MultiHeadAttentionOptions options;
-  torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr};
-  at::Tensor bias_k, bias_v, sinks;
+  torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr}, W_g{nullptr};
+  at::Tensor bias_k, bias_v, sinks, q_norm, k_norm;
 
  private:
   // `attend`; the map too if `map` is given.

@@ -151,6 +151,16 @@ struct RotaryArgs {
   int64_t positions_n;
 };
 
+/// Normalises rows (batch, heads, tokens, head_dim) in place: what is left of each after its
+/// mean is off (if `centred`) is divided by sqrt(mean square + eps), and multiplied by `gain`.
+struct NormArgs {
+  int64_t batch, heads, tokens, head_dim;
+  Rows<float> rows;
+  const float* gain;
+  float eps;
+  bool centred;
+};
+
 /// Weights of attention over float32 that are rebuilt where they are wanted.
 struct MapSource {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
@@ -247,6 +257,9 @@ struct Kernels {
   /// Tokens of one task of `rotate`, and what computes one of batch * ceil(tokens / that).
   int64_t rotary_tokens;
   void (*rotate)(const RotaryArgs&, int64_t index);
+  /// Tokens of one task of `normalise`, numbered likewise.
+  int64_t norm_tokens;
+  void (*normalise)(const NormArgs&, int64_t index);
   /// What dropout multiplies `rows` rows of weights by, into factors[row][key].
   void (*dropout_factors)(uint64_t seed, int64_t first_row, int64_t rows, int64_t keys,
                           uint32_t threshold, float factor, float* factors);

@@ -34,6 +34,7 @@ namespace {
 #include "linear.h"
 #include "narrow.h"
 #include "rotary.h"
+#include "head_norm.h"
 #include "finite.h"
 // clang-format on
 
@@ -62,6 +63,8 @@ constexpr Kernels make_kernels(const char* name) {
           linear,
           rotary_tokens,
           rotate,
+          norm_tokens,
+          normalise,
           dropout_factors,
           all_finite,
           map_scratch,

@@ -1,0 +1,59 @@
+#include "head_factors.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <ostream>
+
+#include "head_projections.h"
+
+namespace mha {
+
+std::ostream& operator<<(std::ostream& stream, OutputGate gate) {
+  switch (gate) {
+    case OutputGate::none:
+      return stream << "none";
+    case OutputGate::per_head:
+      return stream << "per_head";
+    case OutputGate::elementwise:
+      return stream << "elementwise";
+  }
+  return stream << "?";
+}
+
+namespace detail {
+
+void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads) {
+  if (!head_mask.defined()) return;
+  TORCH_CHECK(head_mask.is_floating_point(),
+              "MultiHeadAttention: head_mask: expected a floating dtype, found ",
+              head_mask.scalar_type());
+  const bool fits =
+      (head_mask.dim() == 1 && head_mask.size(0) == heads) ||
+      (head_mask.dim() == 2 && head_mask.size(0) == batch && head_mask.size(1) == heads);
+  TORCH_CHECK(fits,
+              "MultiHeadAttention: head_mask: expected shape (H) or (N, H) with H = ", heads,
+              " and N = ", batch, ", found ", head_mask.sizes());
+}
+
+at::Tensor multiply_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                          const at::Tensor& heads, const at::Tensor& query,
+                          const at::Tensor& head_mask) {
+  auto result = heads;
+  // What records nothing is this call's own memory.
+  const auto multiply = [&](const at::Tensor& factor) {
+    const auto same_dtype = factor.to(result.device(), result.scalar_type());
+    result = at::GradMode::is_enabled() ? result * same_dtype : result.mul_(same_dtype);
+  };
+  if (module.options.output_gate() != OutputGate::none) {
+    const auto logits = project_gate(module, cache, query);
+    const auto gate = at::GradMode::is_enabled() ? logits.sigmoid() : logits.sigmoid_();
+    multiply(gate.transpose(1, 2));
+  }
+  if (head_mask.defined()) multiply(head_mask.unsqueeze(-1).unsqueeze(-1));
+  return result;
+}
+
+}  // namespace detail
+}  // namespace mha

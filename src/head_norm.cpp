@@ -1,0 +1,55 @@
+#include "head_norm.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/layer_norm.h>
+
+#include <ostream>
+
+#include "cpu_kernels.h"
+#include "kernel_rows.h"
+#include "run_tasks.h"
+
+namespace mha {
+
+std::ostream& operator<<(std::ostream& stream, QKNorm norm) {
+  switch (norm) {
+    case QKNorm::none:
+      return stream << "none";
+    case QKNorm::rms:
+      return stream << "rms";
+    case QKNorm::layer:
+      return stream << "layer";
+  }
+  return stream << "?";
+}
+
+namespace detail {
+
+at::Tensor normalise(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm, double eps) {
+  const auto compute = heads.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto x = heads.to(compute), factor = gain.to(compute);
+  if (norm == QKNorm::layer) {
+    return at::layer_norm(x, {x.size(3)}, factor, {}, eps).to(heads.scalar_type());
+  }
+  const auto mean_square = x.square().mean(3, /*keepdim=*/true);
+  return (x * (mean_square + eps).rsqrt() * factor).to(heads.scalar_type());
+}
+
+void normalise_in_place(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm,
+                        double eps) {
+  const cpu::Kernels& kernels = cpu_kernels();
+  const auto factor = gain.to(at::kFloat).contiguous();
+  const cpu::NormArgs args{heads.size(0),
+                           heads.size(1),
+                           heads.size(2),
+                           heads.size(3),
+                           kernel_rows<float>(heads),
+                           factor.data_ptr<float>(),
+                           static_cast<float>(eps),
+                           norm == QKNorm::layer};
+  const int64_t chunks = (args.tokens + kernels.norm_tokens - 1) / kernels.norm_tokens;
+  run_tasks(args.batch * chunks, 1, [&](int64_t i, float*) { kernels.normalise(args, i); });
+}
+
+}  // namespace detail
+}  // namespace mha

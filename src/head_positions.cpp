@@ -1,0 +1,75 @@
+#include "head_positions.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kv_cache_state.h"
+#include "rotary.h"
+
+namespace mha::detail {
+namespace {
+
+// Positions [from, to) after the cached ones: (T), or (N, T) where samples differ.
+at::Tensor range(int64_t from, int64_t to, const std::vector<int64_t>& cached) {
+  const bool equal = std::all_of(cached.begin(), cached.end(),
+                                 [&](int64_t count) { return count == cached.front(); });
+  if (!equal) return to_tensor(cached).unsqueeze(1) + at::arange(from, to);
+  const int64_t first = cached.empty() ? 0 : cached.front();
+  return at::arange(first + from, first + to);
+}
+
+// The last query stands where the last key does. The first of them all is at 0, or keys are
+// where they were rotated.
+HeadPositions default_positions(const InputSizes& sizes, KeyTokens keys,
+                                const std::vector<int64_t>& cached) {
+  const int64_t end =
+      keys == KeyTokens::projected ? sizes.keys : std::max(sizes.queries, sizes.keys);
+  auto query = range(end - sizes.queries, end, cached);
+  if (keys == KeyTokens::queries) return {query, query};
+  if (keys == KeyTokens::projected) return {query, {}};
+  return {query, range(end - sizes.keys, end, cached)};
+}
+
+void check_given(const CallOptions& call, KeyTokens keys) {
+  const auto &positions = call.positions(), &key_positions = call.key_positions();
+  if (keys == KeyTokens::others) {
+    TORCH_CHECK(positions.defined() == key_positions.defined(),
+                "MultiHeadAttention: positions and key_positions: expected both or none where "
+                "keys are other tokens than the queries, found only ",
+                positions.defined() ? "positions" : "key_positions");
+    return;
+  }
+  TORCH_CHECK(!key_positions.defined(), "MultiHeadAttention: key_positions: expected none ",
+              keys == KeyTokens::queries
+                  ? "in self-attention, where positions are those of queries and keys, found "
+                  : "beside a memory, whose keys stand from 0 on, found ",
+              key_positions.sizes());
+}
+
+}  // namespace
+
+HeadPositions head_positions(const MultiHeadAttentionOptions& options, const CallOptions& call,
+                             const InputSizes& sizes, KeyTokens keys,
+                             const std::vector<int64_t>& cached) {
+  const auto &positions = call.positions(), &key_positions = call.key_positions();
+  if (!options.rotary()) {
+    TORCH_CHECK(
+        !positions.defined() && !key_positions.defined(),
+        "MultiHeadAttention: positions: expected none in a module without rotary, found ",
+        positions.defined() ? "positions" : "key_positions");
+    return {};
+  }
+  check_given(call, keys);
+  if (!positions.defined()) return default_positions(sizes, keys, cached);
+  check_positions("MultiHeadAttention: positions", positions, sizes.batch, sizes.queries);
+  if (keys == KeyTokens::queries) return {positions, positions};
+  if (keys == KeyTokens::projected) return {positions, {}};
+  check_positions("MultiHeadAttention: key_positions", key_positions, sizes.batch, sizes.keys);
+  return {positions, key_positions};
+}
+
+}  // namespace mha::detail

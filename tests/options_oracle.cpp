@@ -1,0 +1,143 @@
+#include "options_oracle.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <complex>
+#include <vector>
+
+namespace mha::test {
+namespace {
+
+at::Tensor wide(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kDouble).contiguous();
+}
+
+// x W^T + b of (N, T, in), split into `heads`: (N, heads, T, out / heads).
+at::Tensor heads_of(const at::Tensor& x, const torch::nn::Linear& layer, int64_t heads) {
+  const auto input = wide(x), weight = wide(layer->weight);
+  const int64_t N = x.size(0), T = x.size(1), out = weight.size(0), D = out / heads;
+  auto result = at::zeros({N, heads, T, D}, at::kDouble);
+  const auto bias = layer->bias.defined() ? wide(layer->bias) : at::zeros({out}, at::kDouble);
+  const auto a = input.accessor<double, 3>();
+  const auto w = weight.accessor<double, 2>();
+  const auto b = bias.accessor<double, 1>();
+  auto y = result.accessor<double, 4>();
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t t = 0; t < T; ++t)
+      for (int64_t o = 0; o < out; ++o) {
+        double sum = b[o];
+        for (int64_t i = 0; i < weight.size(1); ++i) sum += a[n][t][i] * w[o][i];
+        y[n][o / D][t][o % D] = sum;
+      }
+  return result;
+}
+
+void normalise_rows(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm, double eps) {
+  auto x = heads.accessor<double, 4>();
+  const auto factors = wide(gain);
+  const auto g = factors.accessor<double, 1>();
+  const int64_t D = heads.size(3);
+  for (int64_t n = 0; n < heads.size(0); ++n)
+    for (int64_t h = 0; h < heads.size(1); ++h)
+      for (int64_t t = 0; t < heads.size(2); ++t) {
+        double mean = 0, square = 0;
+        if (norm == QKNorm::layer)
+          for (int64_t d = 0; d < D; ++d) mean += x[n][h][t][d] / static_cast<double>(D);
+        for (int64_t d = 0; d < D; ++d)
+          square += std::pow(x[n][h][t][d] - mean, 2) / static_cast<double>(D);
+        for (int64_t d = 0; d < D; ++d)
+          x[n][h][t][d] = (x[n][h][t][d] - mean) / std::sqrt(square + eps) * g[d];
+      }
+}
+
+void turn_rows(const at::Tensor& heads, const at::Tensor& positions,
+               const RotaryOptions& options) {
+  const auto frequencies = rotary_frequencies(options, heads.size(3));
+  const auto* yarn = std::get_if<YarnScaling>(&options.scaling());
+  const double amplitude = yarn ? yarn->attention_factor().value() : 1;
+  const int64_t pairs = frequencies.size(0);
+  const auto all = positions.to(at::kLong).expand({heads.size(0), heads.size(2)}).contiguous();
+  const auto p = all.accessor<int64_t, 2>();
+  const auto f = frequencies.accessor<double, 1>();
+  auto x = heads.accessor<double, 4>();
+  for (int64_t n = 0; n < heads.size(0); ++n)
+    for (int64_t h = 0; h < heads.size(1); ++h)
+      for (int64_t t = 0; t < heads.size(2); ++t)
+        for (int64_t i = 0; i < pairs; ++i) {
+          const bool halves = options.pairing() == RotaryPairing::half_split;
+          double& a = x[n][h][t][halves ? i : 2 * i];
+          double& b = x[n][h][t][halves ? i + pairs : 2 * i + 1];
+          const auto turned = std::complex<double>(a, b) *
+                              std::polar(amplitude, static_cast<double>(p[n][t]) * f[i]);
+          a = turned.real();
+          b = turned.imag();
+        }
+}
+
+}  // namespace
+
+AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor& query,
+                              const at::Tensor& key, const at::Tensor& value,
+                              const CallOptions& call) {
+  const auto& options = module->options;
+  const int64_t N = query.size(0), L = query.size(1), S = key.size(1);
+  const int64_t H = options.num_heads(), Hk = options.num_kv_heads().value_or(H);
+  auto q = heads_of(query, module->W_q, H), k = heads_of(key, module->W_k, Hk),
+       v = heads_of(value, module->W_v, Hk);
+  if (options.qk_norm() != QKNorm::none) {
+    normalise_rows(q, module->q_norm, options.qk_norm(), options.qk_norm_eps());
+    normalise_rows(k, module->k_norm, options.qk_norm(), options.qk_norm_eps());
+  }
+  if (options.rotary()) {
+    auto of_queries = call.positions(), of_keys = call.key_positions();
+    if (!of_queries.defined()) {
+      of_queries = at::arange(L) + (S - L);
+      of_keys = at::arange(S);
+    } else if (!of_keys.defined()) {
+      of_keys = of_queries;
+    }
+    turn_rows(q, of_queries, *options.rotary());
+    turn_rows(k, of_keys, *options.rotary());
+  }
+  int64_t open_keys = 0;
+  if (options.add_bias_kv()) {
+    const auto append = [&](const at::Tensor& heads, const at::Tensor& token) {
+      const int64_t D = heads.size(3);
+      return at::cat({heads, wide(token).view({1, Hk, 1, D}).expand({N, Hk, 1, D})}, 2);
+    };
+    k = append(k, module->bias_k);
+    v = append(v, module->bias_v);
+    ++open_keys;
+  }
+  if (options.add_zero_attn()) {
+    k = at::constant_pad_nd(k, {0, 0, 0, 1});
+    v = at::constant_pad_nd(v, {0, 0, 0, 1});
+    ++open_keys;
+  }
+  const double scale = options.scale().value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+  auto [heads, weights] =
+      oracle_attention(q, k, v, dense_mask(call.mask(), N, H, L, S, open_keys), scale);
+  auto y = heads.accessor<double, 4>();
+  const int64_t D = heads.size(3);
+  const auto gates = options.output_gate() == OutputGate::none
+                         ? at::Tensor()
+                         : heads_of(query, module->W_g, H);
+  const auto factors = call.head_mask().defined()
+                           ? wide(call.head_mask()).expand({N, H}).contiguous()
+                           : at::ones({N, H}, at::kDouble);
+  const auto m = factors.accessor<double, 2>();
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t h = 0; h < H; ++h)
+      for (int64_t t = 0; t < L; ++t)
+        for (int64_t d = 0; d < D; ++d) {
+          y[n][h][t][d] *= m[n][h];
+          if (!gates.defined()) continue;
+          const auto g = gates.accessor<double, 4>();
+          y[n][h][t][d] /= 1 + std::exp(-g[n][h][t][gates.size(3) == 1 ? 0 : d]);
+        }
+  const auto merged = heads.transpose(1, 2).reshape({N, L, H * D});
+  return {heads_of(merged, module->W_o, 1).squeeze(1), weights};
+}
+
+}  // namespace mha::test
