@@ -81,9 +81,7 @@ at::Tensor KVCache::lengths() const {
 }
 
 at::Tensor KVCache::next_positions() const {
-  auto positions = state_->lengths;
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] += state_->dropped[i];
-  return detail::to_tensor(positions);
+  return detail::to_tensor(state_->next_positions(batch_size()));
 }
 
 void KVCache::crop(int64_t length) {

@@ -169,6 +169,12 @@ TEST(OptionsFromFileTest, MetadataThatIsNoOptionIsRefused) {
             "metadata 'mha.batch_first': expected true or false, found '1'");
   EXPECT_EQ(error_with("mha.weights", "some"),
             "metadata 'mha.weights': expected none, averaged or per_head, found 'some'");
+  EXPECT_EQ(error_with("mha.output_gate", "all"),
+            "metadata 'mha.output_gate': expected per_head or elementwise, found 'all'");
+  EXPECT_EQ(error_with("mha.qk_norm", "batch"),
+            "metadata 'mha.qk_norm': expected rms or layer, found 'batch'");
+  EXPECT_EQ(error_with("mha.rotary.base", "ten"),
+            "metadata 'mha.rotary.base': expected a number, found 'ten'");
   // What is a number but no probability is the constructor's to refuse.
   EXPECT_EQ(error_with("mha.dropout", "1.5"), "no error");
   EXPECT_NE(error_of([&] { MultiHeadAttention module(options_from_file(path)); }).find("1.5"),

@@ -88,7 +88,32 @@ inline std::vector<LayoutCase> layout_cases() {
   grouped_everything.head_dim(5).kdim(7).vdim(8).bias(false).softcap(20).sinks(true);
   auto grouped_bias_kv = grouped;
   grouped_bias_kv.add_bias_kv(true);
-  return {{plain, Layout::gpt2},
+  auto rotated = grouped;
+  rotated.head_dim(8)
+      .bias(false)
+      .qk_norm(QKNorm::rms)
+      .qk_norm_eps(1e-5)
+      .rotary(RotaryOptions().base(5e5).scaling(Llama3Scaling(8, 8192).low_freq_factor(2)));
+  auto gated = free_heads;
+  gated.head_dim(6)
+      .qk_norm(QKNorm::layer)
+      .output_gate(OutputGate::elementwise)
+      .rotary(
+          RotaryOptions()
+              .pairing(RotaryPairing::interleaved)
+              .rotary_dim(4)
+              .scaling(YarnScaling(4, 64).beta_fast(20).attention_factor(1.1).truncate(false)));
+  auto gated_heads = plain;
+  gated_heads.output_gate(OutputGate::per_head).rotary(RotaryOptions().scaling(NtkScaling(2)));
+  auto linear = plain;
+  linear.rotary(RotaryOptions().scaling(LinearScaling(2.5)));
+  return {{rotated, Layout::llama},
+          {rotated, Layout::native},
+          {gated, Layout::native},
+          {gated_heads, Layout::native},
+          {linear, Layout::bert},
+          {linear, Layout::gpt2},
+          {plain, Layout::gpt2},
           {plain_no_bias, Layout::gpt2},
           {plain, Layout::vit},
           {plain_no_bias, Layout::vit},

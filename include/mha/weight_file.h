@@ -12,7 +12,8 @@ namespace mha {
 ///
 /// | layout   | names                                                                  |
 /// | -------- | ---------------------------------------------------------------------- |
-/// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`, `sinks`  |
+/// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`, `sinks`, |
+/// |          | `q_norm`, `k_norm`, `W_g.weight`, `W_g.bias`                           |
 /// | `torch`  | `in_proj_weight` or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`; |
 /// |          | `in_proj_bias`, `out_proj.weight`, `out_proj.bias`, `bias_k`, `bias_v` |
 /// | `bert`   | `self.query.weight`, `self.key.weight`, `self.value.weight`,           |
@@ -21,12 +22,13 @@ namespace mha {
 /// |          | transposed, and `.bias` of each                                        |
 /// | `vit`    | `qkv.weight` (3 E, E), packed, `proj.weight`, and `.bias` of each (timm) |
 /// | `llama`  | `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`,    |
-/// |          | and `.bias` of each; `sinks`, as in gpt-oss                            |
+/// |          | and `.bias` of each; `sinks`, as in gpt-oss; `q_norm.weight` and       |
+/// |          | `k_norm.weight`                                                        |
 ///
 /// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
-/// `bert`; `bias_k` and `bias_v` fit `native` and `torch`, `sinks` `native` and `llama`; `kdim`
-/// and `vdim` fit all but `gpt2` and `vit`. In every layout, all projections have a bias or
-/// none has.
+/// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
+/// and `vit`; `sinks` and `qk_norm` fit `native` and `llama`, `output_gate` `native`. In every
+/// layout, all projections have a bias or none has.
 enum class Layout { native, torch, bert, gpt2, vit, llama };
 std::ostream& operator<<(std::ostream& stream, Layout layout);
 
@@ -63,7 +65,9 @@ struct WeightFileOptions {
 /// are all listed in one `c10::Error`, and the module is left as it was. Tensors outside the
 /// prefix are ignored, and so is what other models keep beside their attention: in the bert
 /// layout `output.LayerNorm`, in gpt2 `bias` and `masked_bias` (its causal mask), in llama
-/// `rotary_emb.inv_freq`. Rotary positions themselves are not part of this module. The dtype of
+/// `rotary_emb.inv_freq`. No other writer's file says how heads are rotated: set
+/// `MultiHeadAttentionOptions::rotary` from the model's configuration. Gains are multiplied as
+/// they stand; where a model multiplies by 1 + gain (Gemma), add 1. The dtype of
 /// the file must be that of the module, unless `convert_dtype` is set; the device may differ.
 /// Numbers of heads that `save` left in the file must be the module's. Which parameters require
 /// gradients does not change.
@@ -98,11 +102,11 @@ void save(const MultiHeadAttention& module, const std::string& path,
 ///     load(module, path, where);
 ///
 /// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, add_bias_kv, sinks and
-/// dtype follow from the names, shapes and dtypes of the tensors, the rest from the metadata
-/// that `save` writes; other writers leave none, and then the options keep their defaults. No
-/// shape tells `num_heads`: without the argument it comes from the metadata too. Reads only
-/// what comes before the numbers. With `convert_dtype`, the dtypes may differ, and that of the
-/// first tensor counts.
+/// dtype follow from the names, shapes and dtypes of the tensors, and so do `qk_norm` (rms, where
+/// the file has gains) and `output_gate`; the rest from the metadata that `save` writes. Other
+/// writers leave none, and then the options keep their defaults. No shape tells `num_heads`:
+/// without the argument it comes from the metadata too. Reads only what comes before the
+/// numbers. With `convert_dtype`, the dtypes may differ, and that of the first tensor counts.
 ///
 /// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
 /// or if `num_heads` is unknown, does not divide the width of the projections, or differs from

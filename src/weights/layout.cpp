@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "weights/excerpt.h"
 
@@ -132,8 +133,13 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
   TORCH_CHECK(parameters.count("bias_k") == 0 || row_with(spec, "bias_k") != nullptr, path,
               ": the ", layout,
               " layout has no place for bias_k and bias_v, found a module with add_bias_kv");
-  TORCH_CHECK(parameters.count("sinks") == 0 || row_with(spec, "sinks") != nullptr, path,
-              ": the ", layout, " layout has no place for sinks, found a module with them");
+  for (const auto& [parameter, option] :
+       {std::pair{"sinks", "sinks"}, std::pair{"q_norm", "qk_norm"},
+        std::pair{"W_g.weight", "output_gate"}}) {
+    TORCH_CHECK(parameters.count(parameter) == 0 || row_with(spec, parameter) != nullptr, path,
+                ": the ", layout, " layout has no place for ", parameter,
+                ", found a module with ", option);
+  }
   std::vector<LayoutTensor> tensors;
   for (const LayoutRow& row : spec.rows) {
     // Those that the module lacks have no place in the file.
@@ -195,6 +201,17 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
     shapes["bias_k"] = shapes["bias_v"] = {1, 1, kv_width};
   }
   if (in_file("sinks")) shapes["sinks"] = *shape_of("sinks");
+  if (in_file("q_norm") || in_file("k_norm")) {
+    // Of the size that the file says: that of a head, which no other shape tells.
+    const LayoutRow* row = row_with(spec, in_file("q_norm") ? "q_norm" : "k_norm");
+    shapes["q_norm"] = shapes["k_norm"] = {c10::multiply_integers(*shape_of(row->name))};
+  }
+  if (in_file("W_g.weight")) {
+    const Shape& gate = *shape_of(row_with(spec, "W_g.weight")->name);
+    const int64_t rows = is_matrix(&gate) ? gate[0] : width;
+    shapes["W_g.weight"] = {rows, d_model};
+    if (shapes.count("W_q.bias") != 0) shapes["W_g.bias"] = {rows};
+  }
   return shapes;
 }
 

@@ -57,6 +57,9 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       spec.rows.push_back({"bias_k", {"bias_k"}});
       spec.rows.push_back({"bias_v", {"bias_v"}});
       spec.rows.push_back({"sinks", {"sinks"}});
+      for (const std::string name : {"q_norm", "k_norm", "W_g.weight", "W_g.bias"}) {
+        spec.rows.push_back({name, {name}});
+      }
       spec.grouped_heads = spec.free_head_dim = true;
       break;
     case Layout::torch:
@@ -90,6 +93,8 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
     case Layout::llama:
       spec.rows = four_layers({"q_proj", "k_proj", "v_proj", "o_proj"});
       spec.rows.push_back({"sinks", {"sinks"}});  // gpt-oss
+      spec.rows.push_back({"q_norm.weight", {"q_norm"}});
+      spec.rows.push_back({"k_norm.weight", {"k_norm"}});
       spec.grouped_heads = spec.free_head_dim = true;
       break;
   }
@@ -114,7 +119,7 @@ std::vector<std::string> telling_names(Layout layout) {
   for (const bool packed : {true, false}) {
     for (const LayoutRow& row : layout_spec(layout, packed).rows) {
       const std::string& first = row.parameters[0];
-      if (first[0] == 'W' && first[2] != 'o') names.push_back(row.name);
+      if (first[0] == 'W' && first[2] != 'o' && first[2] != 'g') names.push_back(row.name);
     }
   }
   return names;

@@ -34,8 +34,8 @@ LayoutSpec layout_spec(Layout layout, bool packed);
 /// Whether the layout has a place for `name` outside of attention, which readers pass over.
 bool is_ignored(Layout layout, std::string_view name);
 
-/// The names of the input projections, which tell a layout. Those of the output projection and
-/// of `bias_k` would not: other models have an `out_proj.weight` too.
+/// The names of the input projections, which tell a layout. Those of the output projection, the
+/// gate and `bias_k` would not: other models have an `out_proj.weight` too.
 std::vector<std::string> telling_names(Layout layout);
 
 }  // namespace mha::detail

@@ -4,6 +4,8 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <variant>
+#include <vector>
 
 #include "weights/excerpt.h"
 
@@ -61,6 +63,20 @@ std::optional<Weights> find_weights(const std::string& path, const Metadata& met
   fail(path, key, "none, averaged or per_head", found->second);
 }
 
+// One of a few values, by the name that it is printed as.
+template <typename Value>
+std::optional<Value> find_named(const std::string& path, const Metadata& metadata,
+                                const std::string& key, const std::vector<Value>& values) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return std::nullopt;
+  std::string expected;
+  for (const Value& value : values) {
+    if (found->second == c10::str(value)) return value;
+    expected += (expected.empty() ? "" : " or ") + c10::str(value);
+  }
+  fail(path, key, expected, found->second);
+}
+
 std::optional<int64_t> find_count(const std::string& path, const Metadata& metadata,
                                   const std::string& key) {
   const auto json = find_json(metadata, key);
@@ -72,6 +88,72 @@ std::optional<int64_t> find_count(const std::string& path, const Metadata& metad
     fail(path, key, "a whole number above 0", metadata.at(key));
   }
   return json->get<int64_t>();
+}
+
+constexpr const char* rotary = "mha.rotary.";
+
+// What each scaling writes, and reads again.
+struct WriteScaling {
+  Metadata& metadata;
+
+  template <typename Value>
+  void write(const char* key, const Value& value) const {
+    metadata[rotary + std::string(key)] = text_of(value);
+  }
+  void name(const char* scaling) const { metadata[rotary + std::string("scaling")] = scaling; }
+
+  void operator()(const std::monostate&) const {}
+  void operator()(const LinearScaling& s) const {
+    name("linear");
+    write("factor", s.factor());
+  }
+  void operator()(const NtkScaling& s) const {
+    name("ntk");
+    write("factor", s.factor());
+  }
+  void operator()(const YarnScaling& s) const {
+    name("yarn");
+    write("factor", s.factor());
+    write("original_max_position", s.original_max_position());
+    write("beta_fast", s.beta_fast());
+    write("beta_slow", s.beta_slow());
+    if (s.attention_factor()) write("attention_factor", *s.attention_factor());
+    write("truncate", s.truncate());
+  }
+  void operator()(const Llama3Scaling& s) const {
+    name("llama3");
+    write("factor", s.factor());
+    write("original_max_position", s.original_max_position());
+    write("low_freq_factor", s.low_freq_factor());
+    write("high_freq_factor", s.high_freq_factor());
+  }
+};
+
+RotaryScaling read_scaling(const std::string& path, const Metadata& metadata) {
+  const std::string start = rotary;
+  const auto number = [&](const char* key, double otherwise) {
+    return find_number(path, metadata, start + key).value_or(otherwise);
+  };
+  const auto name = find_named<std::string>(path, metadata, start + "scaling",
+                                            {"linear", "ntk", "yarn", "llama3"});
+  if (!name) return {};
+  const double factor = number("factor", 1);
+  if (*name == "linear") return LinearScaling(factor);
+  if (*name == "ntk") return NtkScaling(factor);
+  // 0 is for the constructor to refuse.
+  const int64_t original =
+      find_count(path, metadata, start + "original_max_position").value_or(0);
+  if (*name == "llama3") {
+    Llama3Scaling s(factor, original);
+    return s.low_freq_factor(number("low_freq_factor", s.low_freq_factor()))
+        .high_freq_factor(number("high_freq_factor", s.high_freq_factor()));
+  }
+  YarnScaling s(factor, original);
+  s.beta_fast(number("beta_fast", s.beta_fast()));
+  s.beta_slow(number("beta_slow", s.beta_slow()));
+  s.attention_factor(find_number(path, metadata, start + "attention_factor"));
+  s.truncate(find_bool(path, metadata, start + "truncate").value_or(s.truncate()));
+  return s;
 }
 
 }  // namespace
@@ -88,6 +170,21 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
   };
   if (options.num_kv_heads().value_or(options.num_heads()) != options.num_heads()) {
     metadata["mha.num_kv_heads"] = text_of(*options.num_kv_heads());
+  }
+  if (options.rotary()) {
+    const RotaryOptions& given = *options.rotary();
+    const std::string start = rotary;
+    metadata[start + "base"] = text_of(given.base());
+    metadata[start + "pairing"] = c10::str(given.pairing());
+    if (given.rotary_dim()) metadata[start + "rotary_dim"] = text_of(*given.rotary_dim());
+    std::visit(WriteScaling{metadata}, given.scaling());
+  }
+  if (options.qk_norm() != QKNorm::none) {
+    metadata["mha.qk_norm"] = c10::str(options.qk_norm());
+    metadata["mha.qk_norm_eps"] = text_of(options.qk_norm_eps());
+  }
+  if (options.output_gate() != OutputGate::none) {
+    metadata["mha.output_gate"] = c10::str(options.output_gate());
   }
   if (options.scale()) metadata["mha.scale"] = text_of(*options.scale());
   if (options.softcap() > 0) metadata["mha.softcap"] = text_of(options.softcap());
@@ -117,6 +214,28 @@ void apply_metadata(const std::string& path, const Metadata& metadata,
     options.weights(*weights);
   if (const auto after = find_bool(path, metadata, "mha.weights_after_dropout")) {
     options.weights_after_dropout(*after);
+  }
+  if (const auto base = find_number(path, metadata, rotary + std::string("base"))) {
+    const std::string start = rotary;
+    RotaryOptions found;
+    found.base(*base).rotary_dim(find_count(path, metadata, start + "rotary_dim"));
+    found.scaling(read_scaling(path, metadata));
+    if (const auto pairing = find_named<RotaryPairing>(
+            path, metadata, start + "pairing",
+            {RotaryPairing::half_split, RotaryPairing::interleaved})) {
+      found.pairing(*pairing);
+    }
+    options.rotary(found);
+  }
+  if (const auto norm =
+          find_named<QKNorm>(path, metadata, "mha.qk_norm", {QKNorm::rms, QKNorm::layer})) {
+    options.qk_norm(*norm);
+  }
+  if (const auto eps = find_number(path, metadata, "mha.qk_norm_eps"))
+    options.qk_norm_eps(*eps);
+  if (const auto gate = find_named<OutputGate>(
+          path, metadata, "mha.output_gate", {OutputGate::per_head, OutputGate::elementwise})) {
+    options.output_gate(*gate);
   }
 }
 

@@ -217,6 +217,19 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   found.bias(shapes.count("W_q.bias") != 0).add_bias_kv(shapes.count("bias_k") != 0);
   found.sinks(shapes.count("sinks") != 0);
   found.dtype(*dtype->type);
+  if (const auto gain = shapes.find("q_norm"); gain != shapes.end()) {
+    TORCH_CHECK(gain->second[0] == head_dim, path,
+                ": num_heads: expected one that makes heads of ", gain->second[0],
+                " elements, the size of q_norm, found ", *num_heads, " of ", head_dim);
+    found.qk_norm(QKNorm::rms);
+  }
+  if (const auto gate = shapes.find("W_g.weight"); gate != shapes.end()) {
+    const int64_t rows = gate->second[0];
+    TORCH_CHECK(rows == *num_heads || rows == width, path,
+                ": num_heads: expected the rows of W_g.weight, ", rows,
+                ", or a gate for each of the ", width, " columns, found ", *num_heads);
+    found.output_gate(rows == width ? OutputGate::elementwise : OutputGate::per_head);
+  }
   detail::apply_metadata(path, file.metadata(), found);
   return found;
 }
