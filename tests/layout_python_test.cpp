@@ -38,5 +38,40 @@ TEST(LayoutPythonTest, LlamaWithGroupedHeadsAndAFreeHeadSize) {
   expect_output_of_python("llama", "model.layers.0.self_attn", 6, 2);
 }
 
+// Causal, of a file of numpy's float64 and the same in float32.
+void expect_output_of_numpy(const std::string& model, const std::string& prefix, int64_t heads,
+                            const std::optional<RotaryOptions>& rotary, QKNorm norm) {
+  if (std::string(MHA_TEST_PYTHON).empty()) {
+    GTEST_SKIP() << "no Python with torch, numpy and safetensors was found at configure time";
+  }
+  const auto where = WeightFileOptions().prefix(prefix);
+  const std::string start = MHA_PYTHON_OUTPUT_DIR "/weight_files/" + model;
+  const auto expected = detail::SafetensorsFile(start + ".float64.safetensors").read("output");
+  for (const auto& [dtype, tolerance] :
+       {std::pair{"float64", 1e-13}, std::pair{"float32", 5e-6}}) {
+    const std::string path = start + "." + dtype + ".safetensors";
+    auto options = options_from_file(path, heads, where);
+    EXPECT_EQ(options.qk_norm(), norm);
+    MultiHeadAttention module(options.rotary(rotary));
+    load(module, path, where);
+    const auto x = detail::SafetensorsFile(path).read("input");
+    for (const bool records : {true, false}) {
+      torch::AutoGradMode mode(records);
+      const auto output = module->attend(x, CallOptions(Mask::causal())).output;
+      EXPECT_TRUE(is_close(output, expected, tolerance)) << dtype;
+    }
+  }
+}
+
+TEST(LayoutPythonTest, ALayerOfLlamaWithItsScaledRotaryPositions) {
+  const auto rotary = RotaryOptions().base(500000).scaling(Llama3Scaling(4, 16));
+  expect_output_of_numpy("llama_model", "model.layers.1.self_attn", 6, rotary, QKNorm::none);
+  expect_output_of_numpy("qwen_model", "model.layers.1.self_attn", 6, rotary, QKNorm::rms);
+}
+
+TEST(LayoutPythonTest, ALayerOfGpt2UnderItsCausalMask) {
+  expect_output_of_numpy("gpt2_model", "h.1.attn", 4, std::nullopt, QKNorm::none);
+}
+
 }  // namespace
 }  // namespace mha

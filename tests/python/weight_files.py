@@ -5,7 +5,8 @@
 Each `NAME.pt` that can be read has a `NAME.safetensors` beside it with the same tensors, written
 by Python's safetensors. `refused/` holds those that must not be read. `LAYOUT.layer.safetensors`
 holds a layer with the names and shapes of a model family at a prefix, and `input` and `output`
-of the arithmetic that its Python code does.
+of the arithmetic that its Python code does. `MODEL_model.DTYPE.safetensors` are such layers under
+a causal mask, rotated where the model does, computed by numpy in float64.
 """
 
 import sys
@@ -140,6 +141,87 @@ def llama():
     return "model.layers.0.self_attn", layer, x, output
 
 
+def rotate(x, base, fast_share):
+    """x (N, H, T, D), by LLaMA 3.1's frequencies for 4 times 16 positions, in float64."""
+    half = x.shape[3] // 2
+    wavelengths = 2 * numpy.pi * base ** (numpy.arange(half) / half)
+    turns = 16 / wavelengths
+    smooth = numpy.clip((turns - 1) / (fast_share - 1), 0, 1)
+    radians = 2 * numpy.pi / wavelengths * ((1 - smooth) / 4 + smooth)
+    angles = numpy.arange(x.shape[2])[:, None] * radians
+    cos, sin = numpy.cos(angles), numpy.sin(angles)
+    a, b = x[..., :half], x[..., half:]
+    return numpy.concatenate([a * cos - b * sin, b * cos + a * sin], axis=3)
+
+
+def attend_causally(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    k, v = (numpy.repeat(x, group, axis=1) for x in (k, v))
+    scores = q @ k.swapaxes(2, 3) / q.shape[3] ** 0.5
+    length = q.shape[2]
+    scores = numpy.where(numpy.tril(numpy.ones((length, length), bool)), scores, -numpy.inf)
+    weights = numpy.exp(scores - scores.max(axis=3, keepdims=True))
+    attended = weights / weights.sum(axis=3, keepdims=True) @ v
+    return attended.swapaxes(1, 2).reshape(q.shape[0], length, -1)
+
+
+def split(x, count):
+    return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
+
+
+def llama_model(gained=False):
+    """A layer of LLaMA 3.1, or with gains of Qwen 3: numpy in float64 alone."""
+    random = numpy.random.default_rng(7)
+    width, count, kv_count, size = 24, 6, 2, 8
+    rows = {"q": count * size, "k": kv_count * size, "v": kv_count * size, "o": width}
+    layer = {
+        f"{n}_proj.weight": random.normal(size=(r, width if n != "o" else count * size)) / 4
+        for n, r in rows.items()
+    }
+    x = random.normal(size=(2, 40, width))
+    q, k, v = (
+        split(x @ layer[f"{n}_proj.weight"].T, c)
+        for n, c in (("q", count), ("k", kv_count), ("v", kv_count))
+    )
+    if gained:
+        layer["q_norm.weight"], layer["k_norm.weight"] = random.uniform(0.5, 1.5, (2, size))
+        q, k = (
+            x / numpy.sqrt((x**2).mean(axis=3, keepdims=True) + 1e-6) * layer[f"{n}_norm.weight"]
+            for n, x in (("q", q), ("k", k))
+        )
+    attended = attend_causally(rotate(q, 500000, 4), rotate(k, 500000, 4), v)
+    return "model.layers.1.self_attn", layer, x, attended @ layer["o_proj.weight"].T
+
+
+def qwen_model():
+    return llama_model(gained=True)
+
+
+def gpt2_model():
+    """A layer of GPT-2: numpy in float64 alone."""
+    random = numpy.random.default_rng(8)
+    width = 24
+    layer = {
+        "c_attn.weight": random.normal(size=(width, 3 * width)) / 4,
+        "c_attn.bias": random.normal(size=3 * width),
+        "c_proj.weight": random.normal(size=(width, width)) / 4,
+        "c_proj.bias": random.normal(size=width),
+    }
+    x = random.normal(size=(2, 40, width))
+    inputs = x @ layer["c_attn.weight"] + layer["c_attn.bias"]
+    q, k, v = (split(part, 4) for part in numpy.split(inputs, 3, axis=2))
+    output = attend_causally(q, k, v) @ layer["c_proj.weight"] + layer["c_proj.bias"]
+    return "h.1.attn", layer, x, output
+
+
+def write_model(path, prefix, layer, x, output):
+    tensors = {f"{prefix}.{name}": values for name, values in layer.items()}
+    tensors |= {"input": x, "output": output}
+    tensors = {name: torch.tensor(values) for name, values in tensors.items()}
+    save_file(tensors, path.with_suffix(".float64.safetensors"))
+    save_file({n: t.float() for n, t in tensors.items()}, path.with_suffix(".float32.safetensors"))
+
+
 def write_layout(path, prefix, layer, x, output):
     tensors = {f"{prefix}.{name}": tensor.detach() for name, tensor in layer.items()}
     save_file(tensors | {"input": x, "output": output.detach().contiguous()}, path)
@@ -195,6 +277,8 @@ def main():
     write_refused(directory / "refused")
     for layout in (gpt2, vit, llama):
         write_layout(directory / f"{layout.__name__}.layer.safetensors", *layout())
+    for model in (llama_model, qwen_model, gpt2_model):
+        write_model(directory / model.__name__, *model())
 
 
 if __name__ == "__main__":
