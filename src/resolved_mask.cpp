@@ -250,6 +250,9 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
         add_documents(term, sizes, resolved);
         break;
       case Kind::relative:
+        TORCH_CHECK(!sizes.offsets.defined(),
+                    "Mask::relative: expected samples of one length, since the table goes by "
+                    "the index of the key, found a cache with others");
         resolved.relative.push_back(relative_view(term.tensor, sizes));
         break;
       case Kind::alibi:
