@@ -125,6 +125,36 @@ TEST(ModuleOptionsTest, CrossAttentionAlignsTheLastQueryWithTheLastKeyByDefault)
                        test::oracle_module(module, x, y, y, given).output, 5e-6));
 }
 
+TEST(ModuleOptionsTest, StepsOverACacheGiveWhatTheWholeSequenceGives) {
+  Random random(42);
+  const auto x = random.normal({2, 20, 48}), y = random.normal({2, 9, 48});
+  torch::NoGradGuard no_grad;
+  for (const auto& [name, options] : settings()) {
+    SCOPED_TRACE(name);
+    auto module = make(options);
+    const auto whole = module->attend(x, CallOptions(Mask::causal())).output;
+    KVCache cache;
+    std::vector<at::Tensor> parts;
+    for (const auto& chunk : x.split_with_sizes({7, 1, 1, 8, 3}, 1)) {
+      parts.push_back(module->attend(chunk, CallOptions(Mask::causal()).cache(cache)).output);
+    }
+    EXPECT_TRUE(is_close(at::cat(parts, 1), whole, 5e-6));
+    // Samples of 4 and 7 tokens, which go on at positions of their own.
+    KVCache ragged;
+    const auto lengths = at::tensor({4, 7}, at::kLong);
+    module->attend(x.slice(1, 0, 7),
+                   CallOptions(Mask::causal()).cache(ragged).new_lengths(lengths));
+    const auto next = at::stack({x[0].slice(0, 4, 5), x[1].slice(0, 7, 8)});
+    const auto step = module->attend(next, CallOptions(Mask::causal()).cache(ragged)).output;
+    EXPECT_TRUE(is_close(step[0][0], whole[0][4], 5e-6));
+    EXPECT_TRUE(is_close(step[1][0], whole[1][7], 5e-6));
+    // Keys projected once have the positions that they have in a call.
+    const auto memory = module->project_keys(y);
+    EXPECT_TRUE(is_close(module->attend(x, CallOptions().memory(memory)).output,
+                         module->attend(x, y, y, {}).output, 5e-6));
+  }
+}
+
 TEST(ModuleOptionsTest, BatchFirstAndUnbatchedInputsGiveTheSame) {
   Random random(33);
   const auto x = random.normal({2, 7, 48});
@@ -365,7 +395,8 @@ TEST(PruneHeadsTest, TheOutputIsThatOfTheMaskedHeadsAndTheParametersShrink) {
         torch::AutoGradMode mode(records);
         module(x);
       }
-      const auto call = CallOptions().head_mask(mask_without(6, pruned));
+      CallOptions call;
+      call.head_mask(mask_without(6, pruned));
       const auto expected = module->attend(x, call).output.detach();
       module->W_k->weight.set_requires_grad(false);
       module(x).output.sum().backward();
