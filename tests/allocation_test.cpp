@@ -79,7 +79,8 @@ TEST(AllocationTest, RotatingNormalisingAndGatingTakeNoLargeMemory) {
                                 .output_gate(OutputGate::elementwise));
   Random random(3);
   const auto x = random.normal({2, 150, 256});
-  EXPECT_EQ(large_allocations(module, x, Mask::causal(), Weights::none),
+  const auto call = CallOptions(Mask::causal()).weights(Weights::none);
+  EXPECT_EQ(large_allocations([&] { module->attend(x, call); }),
             std::vector<int64_t>{2 * 150 * 256 * 4});
 }
 
