@@ -93,8 +93,9 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
   nlohmann::ordered_json lines;
   lines["attention"] = path_text(attention, "fused kernels", "composition in ATen calls");
   if (attention.path == detail::Path::fused) {
-    const detail::AttentionCall call{
-        {1 / std::sqrt(static_cast<double>(head_dim_))}, 0, 0, kWeights.at(weights_), false};
+    const Weights weights = kWeights.at(weights_);
+    const double scale = 1 / std::sqrt(static_cast<double>(head_dim_));
+    const detail::AttentionCall call{{scale}, 0, 0, weights, false};
     const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
     // With a gradient, keys and values are widened by a copy that autograd sees.
     const auto stored = gradient_ ? sized(key.sizes(), at::kFloat) : key;
