@@ -68,8 +68,8 @@ at::Tensor merge_relative(const ResolvedMask& mask) {
   return sum.defined() ? sum.contiguous() : sum;
 }
 
-// All ids of a term's queries and keys, (N or 1, L + S), numbered from 0 in their order, so that
-// ids of any size fit; the second of two terms tells apart what the first leaves together.
+// All ids of a term's queries and keys, (N or 1, L + S), numbered from 0 in their order, so
+// that ids of any size fit; the second of two terms tells apart what the first leaves together.
 at::Tensor number_documents(const ResolvedMask& mask) {
   const auto number = [](const at::Tensor& ids) {
     return std::get<1>(at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true));
@@ -118,8 +118,8 @@ void pack_documents(const ResolvedMask& resolved, const cpu::Kernels& kernels,
   const auto count = static_cast<size_t>(numbers.max().item<int64_t>() + 1);
   std::vector<int32_t> first(count), end(count);
   for (int64_t i = 0; i < n; ++i) {
-    find_documents(queries.data_ptr<int32_t>() + i * row, l, keys.data_ptr<int32_t>() + i * s, s,
-                   first, end, begins + i * row, begins + (n + i) * row);
+    find_documents(queries.data_ptr<int32_t>() + i * row, l, keys.data_ptr<int32_t>() + i * s,
+                   s, first, end, begins + i * row, begins + (n + i) * row);
   }
   cpu::KernelMask& mask = packed.mask;
   mask.query_documents = queries.data_ptr<int32_t>();
@@ -216,7 +216,9 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
     packed.storage.push_back(added);
   }
 
-  if (const auto table = merge_relative(resolved); table.defined()) {
+  // Without queries there is no place in the table to point at.
+  if (const auto table = merge_relative(resolved);
+      table.defined() && table.numel() > 0 && resolved.queries > 0) {
     mask.relative = {table.data_ptr<float>() + resolved.queries - 1, stride_or_zero(table, 0),
                      stride_or_zero(table, 1), -1};
     packed.storage.push_back(table);
