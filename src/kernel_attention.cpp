@@ -23,17 +23,6 @@
 namespace mha::detail {
 namespace {
 
-cpu::Storage storage_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kBFloat16:
-      return cpu::Storage::bfloat16;
-    case at::kHalf:
-      return cpu::Storage::float16;
-    default:
-      return cpu::Storage::float32;
-  }
-}
-
 cpu::StoredRows stored_rows(const at::Tensor& tensor) {
   return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }

@@ -17,4 +17,16 @@ cpu::Rows<T> kernel_rows(const at::Tensor& tensor) {
   return {tensor.data_ptr<float>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
+/// What a CPU tensor of float32 or a half type is stored as.
+inline cpu::Storage storage_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBFloat16:
+      return cpu::Storage::bfloat16;
+    case at::kHalf:
+      return cpu::Storage::float16;
+    default:
+      return cpu::Storage::float32;
+  }
+}
+
 }  // namespace mha::detail

@@ -51,17 +51,6 @@ bool takes_rotary_kernel(const at::Tensor& x) {
   return !plain_is_forced() && x.device().is_cpu() && x.scalar_type() != at::kDouble;
 }
 
-cpu::Storage rotary_storage(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kBFloat16:
-      return cpu::Storage::bfloat16;
-    case at::kHalf:
-      return cpu::Storage::float16;
-    default:
-      return cpu::Storage::float32;
-  }
-}
-
 // cos and sin by index, and the index of every token.
 struct TableRows {
   at::Tensor indices;  // (T) or (N, T)
@@ -92,7 +81,7 @@ void rotate_by_kernel(const at::Tensor& x, const TableRows& table, const RotaryO
   args.pairs = table.rows.size(2);
   args.interleaved = options.pairing() == RotaryPairing::interleaved;
   args.back = back;
-  args.storage = rotary_storage(x);
+  args.storage = storage_of(x);
   args.input = {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
   args.output = output.data_ptr();
   args.output_n = output.stride(0);

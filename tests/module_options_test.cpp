@@ -1,5 +1,5 @@
 // Guards the module's options of today's models (rotary positions, normalised queries and keys,
-// gates, head masks, pruning) against loops in double, alone and together. Inputs and weights
+// gates, head masks) against loops in double, alone and together. Inputs and weights
 // of unit scale in float32: some tens of roundings of 6e-8 of numbers up to 3, so 5e-6 (outputs
 // of two precisions of the same path), 2e-5 for gradients, which sum over tokens.
 #include <gtest/gtest.h>
@@ -371,74 +371,6 @@ TEST(ModuleOptionsTest, WrongOptionsAndArgumentsAreNamed) {
                       {"head_mask", "2", "[3, 6]"}));
   EXPECT_TRUE(refuses(calling(plain, CallOptions().head_mask(at::ones({6}, at::kLong))),
                       {"head_mask", "Long"}));
-}
-
-// ---- Pruning ----
-
-at::Tensor mask_without(int64_t heads, const std::vector<int64_t>& pruned) {
-  auto mask = at::ones({heads});
-  for (const int64_t head : pruned) mask[head] = 0;
-  return mask;
-}
-
-TEST(PruneHeadsTest, TheOutputIsThatOfTheMaskedHeadsAndTheParametersShrink) {
-  Random random(51);
-  const auto x = random.normal({2, 7, 48});
-  const std::vector<std::pair<int64_t, std::vector<int64_t>>> cases{
-      {6, {4, 0}}, {2, {0, 1, 2}}, {2, {5, 0}}, {2, {3, 4, 5, 1, 2}}, {1, {1, 2}}, {3, {2, 3}}};
-  for (const auto& [name, given] : settings()) {
-    for (const auto& [kv_heads, pruned] : cases) {
-      SCOPED_TRACE(name + (" of " + std::to_string(kv_heads)));
-      auto options = given;
-      auto module = make(options.num_kv_heads(kv_heads));
-      for (const bool records : {true, false}) {  // so that packed weights are there
-        torch::AutoGradMode mode(records);
-        module(x);
-      }
-      CallOptions call;
-      call.head_mask(mask_without(6, pruned));
-      const auto expected = module->attend(x, call).output.detach();
-      module->W_k->weight.set_requires_grad(false);
-      module(x).output.sum().backward();
-      module->prune_heads(pruned);
-      const int64_t left = 6 - static_cast<int64_t>(pruned.size());
-      EXPECT_EQ(module->options.num_heads(), left);
-      EXPECT_EQ(module->W_q->weight.size(0), left * module->head_dim());
-      EXPECT_EQ(module->W_q->options.out_features(), left * module->head_dim());
-      EXPECT_EQ(module->W_o->options.in_features(), left * module->head_dim());
-      EXPECT_EQ(module->W_k->weight.size(0), module->num_kv_heads() * module->head_dim());
-      EXPECT_FALSE(module->W_k->weight.requires_grad());
-      EXPECT_FALSE(module->W_q->weight.grad().defined());
-      for (const bool records : {true, false}) {
-        torch::AutoGradMode mode(records);
-        EXPECT_TRUE(is_close(module(x).output, expected, 2e-6));
-      }
-      // It trains, copies and describes itself as the smaller module that it is.
-      module(x).output.sum().backward();
-      EXPECT_EQ(module->W_q->weight.grad().sizes(), module->W_q->weight.sizes());
-      const auto copy = std::dynamic_pointer_cast<MultiHeadAttentionImpl>(module->clone());
-      EXPECT_TRUE(is_bit_equal(copy->forward(x).output, module(x).output));
-    }
-  }
-}
-
-TEST(PruneHeadsTest, WhatWouldLeaveNoWholeGroupsIsRefusedAndChangesNothing) {
-  auto module = make(base());
-  const auto text = [&] { return (std::ostringstream() << *module).str(); };
-  const auto before = text();
-  const auto weight = module->W_q->weight.clone();
-  const auto pruning = [&](const std::vector<int64_t>& heads) {
-    return [&module, heads] { module->prune_heads(heads); };
-  };
-  EXPECT_TRUE(refuses(pruning({6}), {"heads", "5", "6"}));
-  EXPECT_TRUE(refuses(pruning({-1}), {"heads", "-1"}));
-  EXPECT_TRUE(refuses(pruning({2, 2}), {"heads", "2", "twice"}));
-  EXPECT_TRUE(refuses(pruning({0, 1, 2, 3, 4, 5}), {"heads", "5", "6"}));
-  EXPECT_TRUE(refuses(pruning({0}), {"heads", "2", "3"}));
-  EXPECT_TRUE(refuses(pruning({0, 1, 5}), {"heads", "1", "2"}));
-  module->prune_heads({});
-  EXPECT_EQ(text(), before);
-  EXPECT_TRUE(is_bit_equal(module->W_q->weight, weight));
 }
 
 }  // namespace

@@ -15,22 +15,7 @@ at::Tensor wide(const at::Tensor& tensor) {
 
 // x W^T + b of (N, T, in), split into `heads`: (N, heads, T, out / heads).
 at::Tensor heads_of(const at::Tensor& x, const torch::nn::Linear& layer, int64_t heads) {
-  const auto input = wide(x), weight = wide(layer->weight);
-  const int64_t N = x.size(0), T = x.size(1), out = weight.size(0), D = out / heads;
-  auto result = at::zeros({N, heads, T, D}, at::kDouble);
-  const auto bias = layer->bias.defined() ? wide(layer->bias) : at::zeros({out}, at::kDouble);
-  const auto a = input.accessor<double, 3>();
-  const auto w = weight.accessor<double, 2>();
-  const auto b = bias.accessor<double, 1>();
-  auto y = result.accessor<double, 4>();
-  for (int64_t n = 0; n < N; ++n)
-    for (int64_t t = 0; t < T; ++t)
-      for (int64_t o = 0; o < out; ++o) {
-        double sum = b[o];
-        for (int64_t i = 0; i < weight.size(1); ++i) sum += a[n][t][i] * w[o][i];
-        y[n][o / D][t][o % D] = sum;
-      }
-  return result;
+  return oracle_linear(layer, x).unflatten(2, {heads, -1}).transpose(1, 2).contiguous();
 }
 
 void normalise_rows(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm, double eps) {

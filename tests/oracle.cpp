@@ -136,6 +136,10 @@ ProjectedCall project_call(const MultiHeadAttention& module, const at::Tensor& q
 
 }  // namespace
 
+at::Tensor oracle_linear(const torch::nn::Linear& linear, const at::Tensor& input) {
+  return project(input, linear);
+}
+
 AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value, const DenseMask& mask,
                                  const OracleScoring& scoring) {

@@ -63,6 +63,9 @@ OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Ten
                                           const at::Tensor& grad_output,
                                           const at::Tensor& grad_weights);
 
+/// input W^T + b of a (N, T, in) input: (N, T, out).
+at::Tensor oracle_linear(const torch::nn::Linear& linear, const at::Tensor& input);
+
 /// The whole module on batch-first inputs (N, L, E), (N, S, kdim), (N, S, vdim), whatever its
 /// option `batch_first` says. Reads the module's parameters and options, not its code. Without
 /// dropout. Weights are per head, with a column for each appended key.
