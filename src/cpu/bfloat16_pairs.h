@@ -39,14 +39,20 @@ static bool can_dot(const AttentionForward& args) {
          __builtin_cpu_supports("avx512bf16");
 }
 
+// Rounds two vectors to bfloat16, one after the other.
+MHA_INLINE __m512i narrow(Vec first, Vec second) {
+  __m512i both;
+  __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(second), "v"(first));
+  return both;
+}
+
 // Rounds two vectors to bfloat16, `low` into the low halves.
 MHA_INLINE Vec pair(Vec low, Vec high) {
-  __m512i both;
-  __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
   alignas(64) static constexpr uint16_t order[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return reinterpret_cast<Vec>(_mm512_permutexvar_epi16(_mm512_load_si512(order), both));
+  return reinterpret_cast<Vec>(
+      _mm512_permutexvar_epi16(_mm512_load_si512(order), narrow(low, high)));
 }
 
 // Rows 2i and 2i + 1 of a tile become row i of `pairs`, which may be the same memory.

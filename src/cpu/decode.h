@@ -4,27 +4,23 @@
 // query heads that share it, and the vectors run over the head's dimensions. The keys of a head
 // are split into chunks of a fixed length, whatever the number of threads, and the chunks'
 // results are merged in order:
-//   pass 1  scores of some keys at a time: products per key, then one transpose turns their
-//           sums into a vector
+//   pass 1  scores, key by key; one transpose turns the sums of some into a vector
 //   pass 2  soft cap, blocks and added terms, maximum and sum of the chunk
 //   pass 3  output = weights V, kept apart for each chunk
 //   merge   outputs and sums of all chunks relative to the largest maximum
 //
 // Source: "Flash-Decoding for long-context inference", Dao et al., 2023.
 
-constexpr int64_t decode_chunk = 256;
-constexpr int64_t most_rows = 8;
-// Rows whose scores one pass over the keys forms, and keys whose values one pass adds: as many
-// as the registers hold.
-constexpr int most_together = lanes >= 16 ? 4 : lanes >= 8 ? 2 : 1;
-constexpr int64_t values_together = 8;
+constexpr int64_t most_rows = 8, fewest_keys = 257;
+// Keys whose values one pass over the rows adds: as many as stay in the first cache.
+constexpr int64_t values_together = 16;
 
 MHA_INLINE int64_t decode_rows(const AttentionForward& args) {
   return args.heads / args.kv_heads * args.queries;
 }
 
 static bool can_decode(const AttentionForward& args) {
-  return decode_rows(args) <= most_rows && args.keys > decode_chunk && !args.weights.data &&
+  return decode_rows(args) <= most_rows && args.keys >= fewest_keys && !args.weights.data &&
          !args.row_maximum && !args.dropout.threshold;
 }
 
@@ -40,125 +36,6 @@ MHA_INLINE int64_t partial_size(const AttentionForward& args) {
 static int64_t decode_partials(const AttentionForward& args) {
   return args.batch * args.kv_heads * decode_chunks(args) * decode_rows(args) *
          partial_size(args);
-}
-
-// Fetches rows ahead of their use, line by line in memory's order.
-template <typename Element>
-struct Ahead {
-  const Element* row;
-  int64_t stride, dim, d;
-  MHA_INLINE_MEMBER void fetch() {
-    __builtin_prefetch(row + d, 0, 2);
-    d += lanes;
-    if (d >= dim) {
-      d = 0;
-      row += stride;
-    }
-  }
-};
-
-// Scores of R queries against lanes / R consecutive keys: lane r * lanes / R + j is key j's
-// with query r.
-template <int R, typename Element>
-MHA_INLINE Vec score_keys(const float* query, const Element* key, int64_t stride, int64_t count,
-                          int64_t dim, Ahead<Element>& ahead) {
-  constexpr int keys = lanes / R, step = R == 1 ? 1 : keys < 4 ? keys : 4;
-  Vec sums[lanes];
-#pragma GCC unroll 16
-  for (int first = 0; first < keys; first += step) {
-    const Element* row[step];
-    Vec c[R][step] = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < step; ++j) row[j] = key + min64(first + j, count - 1) * stride;
-#pragma GCC unroll 2
-    for (int64_t d = 0; d + lanes <= dim; d += lanes) {
-#pragma GCC unroll 4
-      for (int j = 0; j < step; ++j) {
-        Vec k = load(row[j] + d);
-        if constexpr (R > 1) MHA_PIN(k);
-        if constexpr (R > 1) ahead.fetch();
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) c[r][j] += load(query + r * dim + d) * k;
-      }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int j = 0; j < step; ++j) sums[r * keys + first + j] = c[r][j];
-    }
-  }
-  add_across<lanes / 2>(sums);
-  if (dim % lanes) {
-    float tail[lanes];
-    store(tail, sums[0]);
-    for (int i = 0; i < lanes; ++i) {
-      const Element* row = key + min64(i % keys, count - 1) * stride;
-      for (int64_t d = dim - dim % lanes; d < dim; ++d) {
-        tail[i] += query[i / keys * dim + d] * to_float(row[d]);
-      }
-    }
-    sums[0] = load(tail);
-  }
-  return sums[0];
-}
-
-// pass 1 for R rows of queries; scores[r][key] with rows `decode_chunk` apart.
-template <int R, typename Element>
-static void score_chunk(const float* query, const Element* key, int64_t stride, int64_t count,
-                        int64_t dim, float* scores) {
-  constexpr int keys = lanes / R;
-  Ahead<Element> ahead{key + 64 * stride, stride, dim, 0};
-  for (int64_t j = 0; j < count; j += keys) {
-    float found[lanes];
-    store(found, score_keys<R>(query, key + j * stride, stride, count - j, dim, ahead));
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < keys; ++i) scores[r * decode_chunk + j + i] = found[r * keys + i];
-    }
-  }
-}
-
-// pass 3 for M rows and V vectors of dimensions: output[m][d] += weights[m][j] * value[j][d].
-template <int M, int V, typename Element>
-MHA_INLINE void add_values(const float* weights, const Element* value, int64_t stride,
-                           int64_t keys, float* output, int64_t output_stride,
-                           Ahead<Element>& ahead) {
-  Vec c[M][V];
-  load_block(output, output_stride, c);
-  for (int64_t j = 0; j < keys; ++j, value += stride) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      Vec b = load(value + v * lanes);
-      if constexpr (M > 1) {
-        MHA_PIN(b);
-        ahead.fetch();
-      }
-#pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) c[m][v] += weights[m * decode_chunk + j] * b;
-    }
-  }
-  store_block(output, output_stride, c);
-}
-
-template <int M, typename Element>
-static void add_value_rows(const float* weights, const Element* value, int64_t stride,
-                           int64_t keys, int64_t dim, float* output, int64_t output_stride,
-                           Ahead<Element>& ahead) {
-  constexpr int wide = M == 1 ? 8 : lanes >= 16 ? 4 : 2;
-  int64_t d = 0;
-  for (; d + wide * lanes <= dim; d += wide * lanes) {
-    add_values<M, wide>(weights, value + d, stride, keys, output + d, output_stride, ahead);
-  }
-  for (; d + lanes <= dim; d += lanes) {
-    add_values<M, 1>(weights, value + d, stride, keys, output + d, output_stride, ahead);
-  }
-  for (; d < dim; ++d) {
-    for (int m = 0; m < M; ++m) {
-      for (int64_t j = 0; j < keys; ++j) {
-        output[m * output_stride + d] +=
-            weights[m * decode_chunk + j] * to_float(value[j * stride + d]);
-      }
-    }
-  }
 }
 
 // pass 2 for one row: -inf where the key is blocked.
@@ -220,7 +97,56 @@ MHA_INLINE KeySpan seen_of_chunk(const AttentionForward& args, int64_t n, int64_
   return {begin, max64(begin, min64(end, span.end))};
 }
 
-template <typename Element>
+// A factor in a query of bfloat16 would have been rounded with it.
+MHA_INLINE void scale_scores(float* scores, float factor) {
+  for (int64_t j = 0; j < decode_chunk; j += lanes) {
+    store(scores + j, load(scores + j) * factor);
+  }
+}
+
+// Whether bfloat16 can be multiplied in pairs, without widening it.
+MHA_INLINE bool can_dot_chunks(const AttentionForward& args) {
+#if MHA_ISA_AVX512
+  return args.head_dim % 2 == 0 && args.value_dim % (2 * lanes) == 0 &&
+         __builtin_cpu_supports("avx512bf16");
+#else
+  return args.batch < 0;
+#endif
+}
+
+// Calls function(integral_constant<int, R>, row) for [0, rows) in steps of R rows, at most
+// `Most`.
+template <int Most, typename Function>
+MHA_INLINE void for_each_group(int64_t rows, const Function& function, int64_t row = 0) {
+  for (; row + Most <= rows; row += Most) function(std::integral_constant<int, Most>{}, row);
+  if constexpr (Most > 1) for_each_group<Most / 2>(rows, function, row);
+}
+
+// R rows of queries as `score_keys` wants them: scaled, or rounded to pairs of bfloat16.
+template <typename Of, int R>
+static void arrange_queries(const AttentionForward& args, int64_t n, int64_t kv_head,
+                            int64_t row, int64_t places, float* to) {
+  const int64_t group = args.heads / args.kv_heads;
+  const float factor = args.scale * log2e;
+  for (int64_t r = 0; r < R; ++r) {
+    const int64_t h = kv_head * group + (row + r) / args.queries;
+    const float* query = args.query.at(n, h, (row + r) % args.queries);
+    for (int64_t first = 0; first < places; first += lanes) {
+      float vector[lanes] = {};
+      for (int64_t p = first; p < min64(first + lanes, places); ++p) {
+        if constexpr (Of::pairs) {
+          const uint32_t high = to_bfloat16(query[2 * p + 1]).bits;
+          vector[p - first] = float_of_bits(high << 16 | to_bfloat16(query[2 * p]).bits);
+        } else {
+          vector[p - first] = query[p] * factor;
+        }
+      }
+      store(to + first * R + r * lanes, load(vector));
+    }
+  }
+}
+
+template <typename Of, typename Element>
 static void decode_task(const AttentionForward& args, int64_t index, float* scratch,
                         float* partials) {
   const int64_t chunks = decode_chunks(args), rows = decode_rows(args);
@@ -228,29 +154,19 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
   const KernelMask& mask = args.mask;
   const KeySpan seen = seen_of_chunk(args, n, index % chunks * decode_chunk);
   const int64_t first = seen.begin, count = seen.end - seen.begin;
-  const int64_t group = args.heads / args.kv_heads, dim = args.head_dim;
-  float* queries = scratch;  // [row][dim], scaled
-  float* scores = queries + rows * dim;
-  const float factor = args.scale * log2e;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* query = args.query.at(n, kv_head * group + r / args.queries, r % args.queries);
-    for (int64_t d = 0; d < dim; ++d) queries[r * dim + d] = query[d] * factor;
-  }
+  const int64_t group = args.heads / args.kv_heads;
+  const int64_t places = Of::pairs ? args.head_dim / 2 : args.head_dim;
+  float* scores = scratch;
+  float* queries = scores + rows * decode_chunk;
   const auto* key = args.key.at<Element>(n, kv_head, first);
-  const auto score = [&](auto width, int64_t r) {
-    score_chunk<decltype(width)::value>(queries + r * dim, key, args.key.t, count, dim,
-                                        scores + r * decode_chunk);
-    return decltype(width)::value;
-  };
-  for (int64_t r = 0; r < rows;) {
-    if (most_together >= 4 && rows - r >= 4) {
-      r += score(std::integral_constant<int, most_together>{}, r);
-    } else if (most_together >= 2 && rows - r >= 2) {
-      r += score(std::integral_constant < int, most_together<2 ? 1 : 2>{}, r);
-    } else {
-      r += score(std::integral_constant<int, 1>{}, r);
-    }
-  }
+  for_each_group<4>(rows, [&](auto width, int64_t r) {
+    constexpr int R = decltype(width)::value;
+    arrange_queries<Of, R>(args, n, kv_head, r, places, queries);
+    const auto score = places == 128  ? score_keys<Of, R, 128, Element>
+                       : places == 64 ? score_keys<Of, R, 64, Element>
+                                      : score_keys<Of, R, 0, Element>;
+    score(queries, key, args.key.t, count, places, scores + r * decode_chunk);
+  });
   const SampleBand band = band_of(mask, n);
   const bool open = !mask.key_documents && !mask.relative.data && !mask.lengths &&
                     !mask.keep_keys && !mask.pair_bits && !mask.added.data &&
@@ -259,35 +175,30 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
   float* partial = partials + index * rows * size;
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * decode_chunk;
+    if constexpr (Of::pairs) scale_scores(row, args.scale * log2e);
     const QueryTile t{n, kv_head * group + r / args.queries, 0, args.queries};
     if (args.softcap > 0) {
       cap_scores<1>(args.softcap, ceil_div(count, lanes), lanes, row);
     }
     if (!open) decode_mask(args, t, r % args.queries, first, count, row);
     decode_softmax(row, count, partial + r * size, partial + r * size + 1);
+    pair_weights(Of{}, row);
     for (int64_t d = 0; d < args.value_dim; ++d) partial[r * size + 2 + d] = 0;
   }
   const auto* value = args.value.at<Element>(n, kv_head, first);
-  const bool in_one = rows == 1 && args.value_dim <= 8 * lanes;
-  Ahead<Element> ahead{value + 64 * args.value.t, args.value.t, args.value_dim, 0};
-  const int64_t together = in_one ? count : values_together;
+  const int64_t together = rows == 1 && args.value_dim <= 8 * lanes ? count : values_together;
   for (int64_t j = 0; j < count; j += together) {
-    const Element* from = value + j * args.value.t;
-    const int64_t keys = min64(together, count - j);
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-      add_value_rows<4>(scores + r * decode_chunk + j, from, args.value.t, keys, args.value_dim,
-                        partial + r * size + 2, size, ahead);
-    }
-    for (; r < rows; ++r) {
-      add_value_rows<1>(scores + r * decode_chunk + j, from, args.value.t, keys, args.value_dim,
-                        partial + r * size + 2, size, ahead);
-    }
+    const float* weights = scores + (Of::pairs ? j / 2 : j);
+    for_each_group<rows_together<Of, Element>>(rows, [&](auto width, int64_t r) {
+      add_value_rows<decltype(width)::value>(
+          Of{}, weights + r * decode_chunk, value + j * args.value.t, args.value.t,
+          min64(together, count - j), args.value_dim, partial + r * size + 2, size);
+    });
   }
 }
 
 static int64_t decode_scratch(const AttentionForward& args) {
-  return decode_rows(args) * (args.head_dim + decode_chunk);
+  return decode_rows(args) * decode_chunk + 4 * ceil_div(args.head_dim, lanes) * lanes;
 }
 
 static void decode(const AttentionForward& args, int64_t begin, int64_t end, float* scratch,
@@ -295,13 +206,19 @@ static void decode(const AttentionForward& args, int64_t begin, int64_t end, flo
   for (int64_t i = begin; i < end; ++i) {
     switch (args.storage) {
       case Storage::float32:
-        decode_task<float>(args, i, scratch, partials);
+        decode_task<Floats, float>(args, i, scratch, partials);
         break;
       case Storage::bfloat16:
-        decode_task<BFloat16>(args, i, scratch, partials);
+#if MHA_ISA_AVX512
+        if (can_dot_chunks(args)) {
+          decode_task<BFloat16Pairs, BFloat16>(args, i, scratch, partials);
+          break;
+        }
+#endif
+        decode_task<Floats, BFloat16>(args, i, scratch, partials);
         break;
       case Storage::float16:
-        decode_task<Float16>(args, i, scratch, partials);
+        decode_task<Floats, Float16>(args, i, scratch, partials);
         break;
     }
   }

@@ -90,7 +90,7 @@ template <int M, int V>
 MHA_INLINE void add_block(const Vec (&c)[M][V], float* to, int64_t stride) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* place = to + m * stride + v * lanes;
       store(place, load(place) + c[m][v]);
