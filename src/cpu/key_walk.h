@@ -85,8 +85,8 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
           static_cast<int32_t>((bits >> ((block.first_vector + v) * lanes)) & 0xffff);
       IntVec open = (lane_bit & slice) != 0;
       if (mask.key_documents) {
-        open &= documents[v] ==
-                mask.key_documents[t.n * mask.key_documents_n + block.first + j];
+        open &=
+            documents[v] == mask.key_documents[t.n * mask.key_documents_n + block.first + j];
       }
       store(row + v * lanes, open ? load(row + v * lanes) : fill);
     }
@@ -185,7 +185,8 @@ MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
   const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
   const SampleBand band = band_of(mask, t.n);
   // An even key, since bfloat16 takes keys by twos.
-  int64_t begin = max64(0, t.first + band.low), end = min64(limit, t.first + t.count + band.high);
+  int64_t begin = max64(0, t.first + band.low),
+          end = min64(limit, t.first + t.count + band.high);
   if (mask.key_documents) {
     const int64_t row = t.n * mask.query_documents_n + t.first;
     int64_t first = mask.keys, last = 0;
@@ -219,32 +220,38 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
     pair_bits = mask.pair_bits + row * mask.keys;
     pair_classes = mask.pair_classes + row * ceil_div(mask.keys, key_block);
   }
+  // The keys that the band leaves to all queries; even, since bfloat16 takes keys by twos.
+  const int64_t full_begin = (last + band.low + 1) & ~int64_t{1};
+  const int64_t full_end = (t.first + band.high + 1) & ~int64_t{1};
   int64_t k = span.begin;
   while (k < span.end) {
-    int64_t count = min64(key_block - k % key_block, span.end - k);
+    int64_t end = min64(k - k % key_block + key_block, span.end);
+    if (k < full_begin) {
+      end = min64(end, full_begin);
+    } else if (k < full_end) {
+      end = min64(end, full_end);
+    }
     const uint8_t pairs = pair_classes ? pair_classes[k / key_block] : pairs_open;
-    const uint8_t given = keys_class(mask, t.n, k, count);
-    const uint8_t together = documents_class(mask, t, documents, k, count);
+    const uint8_t given = keys_class(mask, t.n, k, end - k);
+    const uint8_t together = documents_class(mask, t, documents, k, end - k);
     if (pairs != pairs_closed && given != pairs_closed && together != pairs_closed) {
       const uint64_t* bits = pairs == pairs_mixed ? pair_bits : nullptr;
-      const bool inside = k - last >= band.low && k + count - 1 - t.first <= band.high &&
-                          together == pairs_open;
-      if (inside) {
-        visit(KeyBlock{k, count, 0, vectors, adds, bits || given == pairs_mixed, bits});
+      if (k >= full_begin && k < full_end && together == pairs_open) {
+        visit(KeyBlock{k, end - k, 0, vectors, adds, bits || given == pairs_mixed, bits});
       } else {
         // At the edge of the band or of a document, in short steps and only for the vectors
         // that see some of it.
         constexpr int64_t step = 16;
-        count = min64(step - k % step, span.end - k);
+        end = min64(k + step, end);
         VectorSpan some{max64(0, k - band.high - t.first) / lanes,
-                        min64(vectors - 1, (k + count - 1 - band.low - t.first) / lanes)};
-        if (mask.key_documents) some = documents_span(mask, t, k, count, some);
+                        min64(vectors - 1, (end - 1 - band.low - t.first) / lanes)};
+        if (mask.key_documents) some = documents_span(mask, t, k, end - k, some);
         if (some.from <= some.to) {
-          visit(KeyBlock{k, count, some.from, some.to - some.from + 1, adds, true, bits});
+          visit(KeyBlock{k, end - k, some.from, some.to - some.from + 1, adds, true, bits});
         }
       }
     }
-    k += count;
+    k = end;
   }
   for (k = mask.keys; k < keys; k += key_block) {
     visit(KeyBlock{k, min64(key_block, keys - k), 0, vectors, false, false, nullptr});
