@@ -86,10 +86,9 @@ at::Tensor mean_distance(const at::Tensor& distance, const at::Tensor& placed) {
 }
 
 MapSummary summary_of(const MapView& view) {
-  const int64_t shift = view.mask.keys - view.query.size(2);
   const detail::MapMethod method{
-      [shift](const MapPart& part) {
-        const auto s = detail::plain_summary(part.view, part.row + shift);
+      [first = first_positions(view)](const MapPart& part) {
+        const auto s = detail::plain_summary(part.view, first + part.row);
         return std::vector<at::Tensor>{s.entropy, s.distance, s.placed, s.received};
       },
       [](const MapView& v) {

@@ -104,7 +104,8 @@ FusedSummary fused_summary(const MapView& view) {
   const auto entropy = empty_result(view, rows), distance = empty_result(view, rows);
   const auto placed = empty_result(view, rows);
   const auto received = empty_result(view, {s.batch, s.heads, chunks.count, s.keys});
-  const cpu::MapSummary wanted{log2_factor.data_ptr<float>(), s.mask.keys - s.queries,
+  const auto shifts = first_positions(view).to(at::kLong).expand({s.batch}).contiguous();
+  const cpu::MapSummary wanted{log2_factor.data_ptr<float>(), shifts.data_ptr<int64_t>(),
                                entropy.data_ptr<float>(),     distance.data_ptr<float>(),
                                placed.data_ptr<float>(),      chunks.size,
                                received.data_ptr<float>()};
@@ -150,7 +151,11 @@ at::Tensor fused_pool(const MapView& view, int64_t rows, int64_t columns) {
 at::Tensor fused_log_sum_exp(const MapView& view) {
   const auto &maximum = view.statistics.maximum, &factor = view.statistics.factor;
   const auto sum = (maximum - at::log2(factor)) * ln2;
-  return sum.masked_fill(factor.eq(0), -std::numeric_limits<double>::infinity());
+  const auto found = sum.masked_fill(factor.eq(0), -std::numeric_limits<double>::infinity());
+  // A sink is seen by queries without keys, too.
+  const auto& sinks = view.scoring.sinks;
+  return sinks.defined() ? at::where(sinks.isnan().squeeze(-1), sinks.squeeze(-1), found)
+                         : found;
 }
 
 }  // namespace mha::detail

@@ -50,11 +50,12 @@ at::Tensor plain_log_sum_exp(const MapView& view) {
   return sinks.defined() ? at::logaddexp(of_keys, sinks.squeeze(-1)) : of_keys;
 }
 
-PlainSummary plain_summary(const MapView& view, int64_t position) {
+PlainSummary plain_summary(const MapView& view, const at::Tensor& positions) {
   const auto weights = plain_weights(view);
-  const auto query = index_range(view, position, weights.size(2));
+  const auto query =
+      positions.view({-1, 1, 1, 1}) + index_range(view, 0, weights.size(2)).unsqueeze(1);
   const auto key = index_range(view, 0, view.mask.keys);
-  const auto apart = (query.unsqueeze(1) - key).abs().to(weights.scalar_type());
+  const auto apart = (query - key).abs().to(weights.scalar_type());
   const auto given = weights.narrow(3, 0, view.mask.keys);
   return {row_entropy(weights), (given * apart).sum(-1), given.sum(-1), weights.sum(2)};
 }

@@ -18,8 +18,8 @@ at::Tensor plain_log_sum_exp(const MapView& view);  ///< (N, H, rows)
 struct PlainSummary {
   at::Tensor entropy, distance, placed, received;
 };
-/// `position` is that of the first row among the given keys.
-PlainSummary plain_summary(const MapView& view, int64_t position);
+/// `positions`, (N) or (1) int64, are those of the first row among the given keys.
+PlainSummary plain_summary(const MapView& view, const at::Tensor& positions);
 
 TopKeys plain_top(const MapView& view, int64_t count);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -118,6 +119,12 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to) {
     for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);
   }
   return part;
+}
+
+at::Tensor first_positions(const MapView& view) {
+  if (view.mask.offsets.defined()) return view.mask.offsets;
+  return at::full({1}, view.mask.keys - view.query.size(2),
+                  view.query.options().dtype(at::kLong));
 }
 
 MapState::MapState(at::Tensor query_, at::Tensor key_, ResolvedMask mask_, Scoring scoring_,

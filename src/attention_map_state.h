@@ -28,6 +28,9 @@ MapView select_head(const MapView& view, int64_t head);
 MapView select_rows(const MapView& view, int64_t from, int64_t to);
 MapView select_keys(const MapView& view, int64_t from, int64_t to);
 
+/// The position among the keys of each sample's first query, (N) or (1) int64.
+at::Tensor first_positions(const MapView& view);
+
 /// What an `AttentionMap` keeps.
 struct MapState {
   /// query (N, H, L, D), key (N, Hk, S, D), S including the mask's extra keys. `leading` stands

@@ -158,7 +158,16 @@ at::Tensor relative_view(const at::Tensor& table, const AttentionSizes& sizes) {
                   table.size(1) == distances(sizes),
               "Mask::relative: expected shape (H or 1, L + S - 1) = (", sizes.heads, " or 1, ",
               distances(sizes), "), found ", table.sizes());
-  return table.unsqueeze(1).unsqueeze(0);
+  if (!sizes.offsets.defined()) return table.unsqueeze(1).unsqueeze(0);
+  // Where query i of a sample stands at key offset + i in place of S - L + i, its table begins
+  // so many entries later. Only padding, which no one reads, would look beyond the ends.
+  const auto place = at::arange(distances(sizes), sizes.offsets.options()) +
+                     (sizes.keys - sizes.queries) -
+                     checked_offsets("relative", sizes.offsets, sizes).unsqueeze(1);
+  const auto index = place.clamp(0, std::max<int64_t>(distances(sizes) - 1, 0));
+  return table.index_select(1, index.flatten())
+      .view({table.size(0), sizes.batch, 1, distances(sizes)})
+      .transpose(0, 1);
 }
 
 // In float64, since neither the slopes' dtype nor that of the scores may hold a long distance.
@@ -208,6 +217,7 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
   resolved.heads = sizes.heads;
   resolved.queries = sizes.queries;
   resolved.keys = sizes.keys;
+  resolved.offsets = sizes.offsets;
   for (const Mask::Term& term : mask.terms()) {
     for (const auto& tensor : {term.tensor, term.second}) {
       TORCH_CHECK(!tensor.defined() || tensor.device() == device,
@@ -250,9 +260,6 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
         add_documents(term, sizes, resolved);
         break;
       case Kind::relative:
-        TORCH_CHECK(!sizes.offsets.defined(),
-                    "Mask::relative: expected samples of one length, since the table goes by "
-                    "the index of the key, found a cache with others");
         resolved.relative.push_back(relative_view(term.tensor, sizes));
         break;
       case Kind::alibi:

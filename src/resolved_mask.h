@@ -35,6 +35,8 @@ struct ResolvedMask {
   int64_t batch = 0, heads = 0, queries = 0, keys = 0;
   /// Keys appended after the given ones, open to every query (bias_k, zero attention).
   int64_t extra_keys = 0;
+  /// (N) int64, where the sample's first query stands, as `AttentionSizes::offsets`.
+  at::Tensor offsets = {};
   Band band;
   std::vector<at::Tensor> lows;        // (N) int64, the lower edge of a sample's band
   std::vector<at::Tensor> highs;       // (N) int64, the upper edge

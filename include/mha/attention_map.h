@@ -115,8 +115,8 @@ class AttentionMap {
   at::Tensor received() const;
   /// How far each head looks, in keys: the mean of |i + S' - L - j| over all queries i and
   /// given keys j, weighted by attention. S' counts the given keys; for L != S' the last query
-  /// stands at the last key. Appended keys have no position and are left out. 0 if nothing is
-  /// seen.
+  /// stands at the last key, and over a cache whose samples have different lengths at that of
+  /// its own. Appended keys have no position and are left out. 0 if nothing is seen.
   at::Tensor distance() const;
   /// Entropy, received and distance at the price of one.
   MapSummary summary() const;

@@ -110,7 +110,8 @@ class Mask {
 
   /// Adds table[h][(j - i) + L - 1] to the score of query i and key j. (H or 1, L + S - 1)
   /// floating; gradients flow into it. Entries are finite or NaN: one of -inf would block, and
-  /// throws.
+  /// throws. Over a cache whose samples have different lengths, query i of sample n stands at
+  /// key i', as in `causal`, and the entry is [h][(j - i') + S - 1]: the same by distance.
   static Mask relative(const at::Tensor& table);
 
   /// Adds -slopes[h] * |i' - j|, where i' is the aligned query position as in `causal`. (H)

@@ -50,7 +50,8 @@ class RelativePositionBiasImpl : public torch::nn::Cloneable<RelativePositionBia
 
   /// The bias of `queries` over `keys` as `Mask::relative`; combine it with others by `&`.
   /// Gradients flow into `weight`. With `bottom_right` the last query stands at the last key,
-  /// which is right with a cache as well. Throws if a size is negative.
+  /// which is right with a cache as well, whatever its samples' lengths: `keys` is then S.
+  /// Throws if a size is negative.
   Mask forward(int64_t queries, int64_t keys,
                Mask::Alignment alignment = Mask::Alignment::bottom_right) const;
 

@@ -218,7 +218,7 @@ static void map_summary(const MapSource& source, const MapSummary& wanted, int64
     start_map_tile(t, scratch);
     for (int64_t i = 0; i < tile; ++i) {
       t.log2_factor[i] = i < at.count ? wanted.log2_factor[row + i] : 0;
-      t.position[i] = static_cast<float>(first + i + wanted.shift);
+      t.position[i] = static_cast<float>(first + i + wanted.shifts[at.n]);
     }
     walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
       MHA_FOR_VECTORS(block.vectors, summary_block, t, block);

@@ -178,10 +178,11 @@ struct MapRows {
 };
 
 /// What one walk over the weights can say: per row, (N, H, L), the entropy in nats, and over
-/// the keys that the mask speaks of the sums of weight * |query + shift - key| and of weight.
+/// the keys that the mask speaks of the sums of weight * |query + shifts[n] - key| and of
+/// weight.
 struct MapSummary {
   const float* log2_factor;  // (N, H, L), of row_factor; finite where that is 0
-  int64_t shift;
+  const int64_t* shifts;     // (N)
   float *entropy, *distance, *placed;
   int64_t chunk;    // queries of one task, a multiple of the tile
   float* received;  // (N, H, chunks, S): the sum over a chunk's queries
