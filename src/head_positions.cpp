@@ -22,16 +22,15 @@ at::Tensor range(int64_t from, int64_t to, const std::vector<int64_t>& cached) {
   return at::arange(first + from, first + to);
 }
 
-// The last query stands where the last key does. The first of them all is at 0, or keys are
-// where they were rotated.
+// Keys stand from 0 on, as those of a memory were rotated, and the last query stands where the
+// last key does: the first ones of more queries than keys before 0. So both kinds of call agree
+// on how far the queries are from appended keys, too, which are not rotated.
 HeadPositions default_positions(const InputSizes& sizes, KeyTokens keys,
                                 const std::vector<int64_t>& cached) {
-  const int64_t end =
-      keys == KeyTokens::projected ? sizes.keys : std::max(sizes.queries, sizes.keys);
-  auto query = range(end - sizes.queries, end, cached);
+  auto query = range(sizes.keys - sizes.queries, sizes.keys, cached);
   if (keys == KeyTokens::queries) return {query, query};
   if (keys == KeyTokens::projected) return {query, {}};
-  return {query, range(end - sizes.keys, end, cached)};
+  return {query, range(0, sizes.keys, cached)};
 }
 
 void check_given(const CallOptions& call, KeyTokens keys) {

@@ -148,10 +148,13 @@ TEST(ModuleOptionsTest, StepsOverACacheGiveWhatTheWholeSequenceGives) {
     const auto step = module->attend(next, CallOptions(Mask::causal()).cache(ragged)).output;
     EXPECT_TRUE(is_close(step[0][0], whole[0][4], 5e-6));
     EXPECT_TRUE(is_close(step[1][0], whole[1][7], 5e-6));
-    // Keys projected once have the positions that they have in a call.
-    const auto memory = module->project_keys(y);
-    EXPECT_TRUE(is_close(module->attend(x, CallOptions().memory(memory)).output,
-                         module->attend(x, y, y, {}).output, 5e-6));
+    // Keys projected once have the positions that they have in a call, of more queries or
+    // fewer.
+    for (const auto& [few, many] : {std::pair{x, y}, std::pair{y, x}}) {
+      const auto memory = module->project_keys(many);
+      EXPECT_TRUE(is_close(module->attend(few, CallOptions().memory(memory)).output,
+                           module->attend(few, many, many, {}).output, 5e-6));
+    }
   }
 }
 

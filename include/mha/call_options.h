@@ -34,8 +34,9 @@ struct CallOptions {
   TORCH_ARG(std::optional<KVCache>, memory);
   /// Rotary positions of the queries, (L) or (N, L) integers, batch first; in self-attention of
   /// the keys too. Default: 0, 1, ..., with a cache from its `next_positions()` on; where keys
-  /// are other tokens and their number differs, the last query stands where the last key does,
-  /// as in `Mask::causal()`. A decoder that calls a memory step by step wants to give them.
+  /// are other tokens and their number differs, these stand from 0 on and the last query where
+  /// the last key does, as in `Mask::causal()`. A decoder that calls a memory step by step
+  /// wants to give them.
   TORCH_ARG(at::Tensor, positions);
   /// Those of the keys, (S) or (N, S), where keys are other tokens than the queries. Either
   /// both are given or none.
