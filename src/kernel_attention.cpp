@@ -234,6 +234,51 @@ std::vector<at::Tensor> backward(const at::Tensor& query, const at::Tensor& key,
 
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
+// (H, 1): the sinks that are NaN; undefined: none is.
+at::Tensor unknown_sinks(const at::Tensor& sinks) {
+  if (!sinks.defined()) return {};
+  const auto unknown = sinks.detach().isnan();
+  return unknown.any().item<bool>() ? unknown.view({-1, 1}) : at::Tensor();
+}
+
+Scoring without_unknown(const Scoring& scoring, const at::Tensor& unknown) {
+  return {scoring.scale, scoring.softcap,
+          scoring.sinks.detach().masked_fill(unknown.squeeze(1), 0)};
+}
+
+// The queries (N, H, L) that a sink of NaN reaches: those of its head that see a key.
+at::Tensor reached_by(const at::Tensor& unknown, const at::Tensor& query, const at::Tensor& key,
+                      const ResolvedMask& mask, const Scoring& scoring) {
+  const auto without =
+      row_statistics(query, key.to(at::kFloat), mask, {scoring.scale, scoring.softcap});
+  return without.factor.ne(0).logical_and(unknown);
+}
+
+// A sink of NaN makes every weight NaN that is not 0 for being blocked. The kernels see 0 in
+// its place.
+KernelResult attend_with_unknown(const at::Tensor& unknown, const at::Tensor& query,
+                                 const at::Tensor& key, const at::Tensor& value,
+                                 const ResolvedMask& mask, const AttentionCall& call,
+                                 bool for_backward) {
+  auto known = call;
+  known.scoring = without_unknown(call.scoring, unknown);
+  auto result = kernel_attention(query, key, value, mask, known, for_backward);
+  const auto reached = reached_by(unknown, query, key, mask, call.scoring);
+  result.output.masked_fill_(reached.unsqueeze(-1), not_a_number);
+  if (call.row_statistics && call.row_statistics->factor.defined()) {
+    call.row_statistics->factor.masked_fill_(reached, not_a_number);
+  }
+  if (result.row_factor.defined()) result.row_factor.masked_fill_(reached, not_a_number);
+  if (result.weights.defined()) {
+    const auto allowed = densify(mask, at::kFloat, query.device()).allowed;
+    auto pairs = reached.unsqueeze(-1);
+    if (allowed.defined()) pairs = pairs.logical_and(allowed);
+    result.weights.masked_fill_(call.weights == Weights::averaged ? pairs.any(1) : pairs,
+                                not_a_number);
+  }
+  return result;
+}
+
 }  // namespace
 
 // The forward where pairs are blocked and values may be NaN. A blocked value times its weight
@@ -242,6 +287,9 @@ constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const ResolvedMask& mask,
                               const AttentionCall& call, bool for_backward) {
+  if (const auto unknown = unknown_sinks(call.scoring.sinks); unknown.defined()) {
+    return attend_with_unknown(unknown, query, key, value, mask, call, for_backward);
+  }
   auto result = forward(query, key, value, mask, call, for_backward);
   if (mask.allows_everything() || !may_be_non_finite(result.output) ||
       !may_be_non_finite(value)) {
@@ -306,6 +354,11 @@ bool any_wants_gradient(const std::vector<at::Tensor>& tensors) {
 
 RowStatistics row_statistics(const at::Tensor& query, const at::Tensor& key,
                              const ResolvedMask& mask, const Scoring& scoring) {
+  if (const auto unknown = unknown_sinks(scoring.sinks); unknown.defined()) {
+    const auto known = row_statistics(query, key, mask, without_unknown(scoring, unknown));
+    const auto reached = reached_by(unknown, query, key, mask, scoring);
+    return {known.maximum, known.factor.masked_fill(reached, not_a_number)};
+  }
   const AttentionCall call{scoring, 0, 0, Weights::none, false};
   // The output is not wanted, so any values will do: the first column of the keys.
   const auto result = forward(query, key, key.narrow(3, 0, 1), mask, call, true);

@@ -108,31 +108,35 @@ double lowest_of(at::ScalarType dtype) {
                               : std::numeric_limits<float>::lowest();
 }
 
-// softmax over scores and a sink in each row, without the sink's own weight.
-at::Tensor softmax_with_sinks(const at::Tensor& scores, const at::Tensor& sinks) {
+// softmax over scores and a sink in each row, without the sink's own weight. Rows without keys,
+// if `dead_rows` are defined, have one of 0, which gets no gradient.
+at::Tensor softmax_with_sinks(const at::Tensor& scores, const at::Tensor& sinks,
+                              const at::Tensor& dead_rows) {
   auto sizes = scores.sizes().vec();
   sizes.back() = 1;
-  // Finite, so that a row without keys divides by something.
+  // One of -inf alone in its row would have weight NaN. One of NaN keeps its gradient, which
+  // clamp would drop.
   const double lowest = lowest_of(scores.scalar_type());
-  const auto column = sinks.to(scores.scalar_type())
-                          .clamp(lowest, -lowest)
-                          .reshape({1, scores.size(1), 1, 1})
-                          .expand(sizes);
+  const auto given = sinks.to(scores.scalar_type());
+  auto column = at::where(given.isnan(), given, given.clamp(lowest, -lowest))
+                    .reshape({1, scores.size(1), 1, 1})
+                    .expand(sizes);
+  if (dead_rows.defined()) column = column.masked_fill(dead_rows, 0);
   return at::softmax(at::cat({scores, column}, -1), -1).narrow(-1, 0, scores.size(-1));
 }
 
 // softmax over the allowed keys; exactly 0 at blocked ones, and so in rows without any.
 at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed,
                           const at::Tensor& sinks) {
-  if (sinks.defined()) {
-    if (!allowed.defined()) return softmax_with_sinks(scores, sinks);
-    const auto blocked = allowed.logical_not();
-    return softmax_with_sinks(scores.masked_fill(blocked, -infinity), sinks)
-        .masked_fill(blocked, 0);
+  if (!allowed.defined()) {
+    return sinks.defined() ? softmax_with_sinks(scores, sinks, {}) : at::softmax(scores, -1);
   }
-  if (!allowed.defined()) return at::softmax(scores, -1);
   const auto blocked = allowed.logical_not();
   const auto dead_rows = blocked.all(-1, /*keepdim=*/true);
+  if (sinks.defined()) {
+    return softmax_with_sinks(scores.masked_fill(blocked, -infinity), sinks, dead_rows)
+        .masked_fill(blocked, 0);
+  }
   const auto filled = scores.masked_fill(blocked, -infinity).masked_fill(dead_rows, 0);
   return at::softmax(filled, -1).masked_fill(blocked, 0);
 }

@@ -8,6 +8,7 @@
 // and ten times that for gradients, which sum over queries or keys; a factor that is forgotten
 // shows as 1e-2 or more. Half types err by the rounding of the result, of unit scale, and
 // bfloat16 by that of its weights.
+#include <mha/attention_map.h>
 #include <mha/scaled_dot_product_attention.h>
 
 #include <cmath>
@@ -221,6 +222,93 @@ TEST(ScoreOptionsTest, WhatIsBlockedHasNoEffectEvenAsNaN) {
     for (size_t i = 0; i < actual.size(); ++i) {
       EXPECT_TRUE(is_bit_equal(actual[i], expected[i])) << i;
     }
+  }
+}
+
+// NaN where `nan` is set, and nowhere else; there the numbers of `otherwise`.
+::testing::AssertionResult is_nan_where(const at::Tensor& actual, const at::Tensor& nan,
+                                        const at::Tensor& otherwise) {
+  const auto equal = is_bit_equal(actual.isnan(), nan.expand_as(actual));
+  return equal ? is_close(actual.nan_to_num(0), otherwise.masked_fill(nan, 0), 1e-6) : equal;
+}
+
+// As NaN in a key of this head would.
+TEST(ScoreOptionsTest, ASinkOfNaNReachesTheQueriesOfItsHeadThatSeeAKey) {
+  torch::manual_seed(79);
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const auto& [l, s] : {std::pair<int64_t, int64_t>{40, 70}, {2, 700}}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << l);
+      const auto call = draw_call(l, s, dtype);
+      auto keep = at::rand({l, s}).gt(0.3);
+      keep[1].fill_(false);
+      const auto is_head = (at::arange(4) == 1).view({1, 4, 1, 1});
+      const auto sees = at::arange(l).ne(1).view({1, 1, l, 1}).logical_and(is_head);
+      const auto with = [&](double sink) {
+        auto sinks = call.sinks.detach().clone();
+        sinks[1] = sink;
+        return call.options(2).sinks(sinks);
+      };
+      const auto attend = [&](double sink, Weights weights) {
+        torch::NoGradGuard no_grad;
+        return mha::scaled_dot_product_attention(call.query, call.key, call.value,
+                                                 Mask::keep(keep), with(sink).weights(weights));
+      };
+      const auto pairs = keep.logical_and(is_head);
+      for (const auto weights : {Weights::none, Weights::averaged, Weights::per_head}) {
+        const auto found = attend(nan, weights), known = attend(0, weights);
+        EXPECT_TRUE(is_nan_where(found.output, sees, known.output)) << weights;
+        if (weights == Weights::none) continue;
+        EXPECT_TRUE(is_nan_where(found.weights, weights == Weights::averaged ? keep : pairs,
+                                 known.weights))
+            << weights;
+      }
+      const auto trace = [&](double sink) {
+        const auto traced = trace_scaled_dot_product_attention(call.query, call.key, call.value,
+                                                               Mask::keep(keep), with(sink));
+        return TracedAttention{traced.output.detach(), traced.map.detach()};
+      };
+      const auto found = trace(nan), known = trace(0);
+      EXPECT_TRUE(is_nan_where(found.output, sees, known.output));
+      EXPECT_TRUE(is_nan_where(found.map.dense(), pairs, known.map.dense()));
+      EXPECT_TRUE(is_nan_where(found.map.entropy(), sees.squeeze(3), known.map.entropy()));
+      // The sum has the sink in it, even where there is no key.
+      EXPECT_TRUE(
+          is_nan_where(found.map.log_sum_exp(), is_head.squeeze(3), known.map.log_sum_exp()));
+    }
+  }
+}
+
+TEST(ScoreOptionsTest, ASinkOfNaNReachesTheGradientsOfWhatItsHeadSees) {
+  torch::manual_seed(80);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    const auto call = draw_call(20, 30, dtype);
+    auto keep = at::ones({20, 30}, at::kBool);
+    keep[1].fill_(false);
+    keep.select(1, 7).fill_(false);
+    const auto gradients = [&](double sink, const at::Tensor& kept) {
+      auto sinks = call.sinks.detach().clone();
+      sinks[1] = sink;
+      sinks.requires_grad_();
+      const auto output =
+          mha::scaled_dot_product_attention(call.query, call.key, call.value, Mask::keep(kept),
+                                            call.options(2).sinks(sinks))
+              .output;
+      return torch::autograd::grad({output.square().sum()},
+                                   {call.query, call.key, call.value, sinks});
+    };
+    const auto found = gradients(std::numeric_limits<double>::quiet_NaN(), keep);
+    const auto others = gradients(0, keep);
+    const auto rows = at::arange(20).ne(1).view({1, 1, 20, 1});
+    const auto keys = at::arange(30).ne(7).view({1, 1, 30, 1});
+    const auto is_head = (at::arange(4) == 1).view({1, 4, 1, 1});
+    const auto is_kv_head = (at::arange(2) == 0).view({1, 2, 1, 1});
+    EXPECT_TRUE(is_nan_where(found[0], rows.logical_and(is_head), others[0]));
+    EXPECT_TRUE(is_nan_where(found[1], keys.logical_and(is_kv_head), others[1]));
+    EXPECT_TRUE(is_nan_where(found[2], keys.logical_and(is_kv_head), others[2]));
+    EXPECT_TRUE(is_nan_where(found[3], is_head.flatten(), others[3]));
+    const auto nothing = gradients(std::numeric_limits<double>::quiet_NaN(), keep.eq(2));
+    for (const auto& gradient : nothing) EXPECT_TRUE(all_zero(gradient));
   }
 }
 
