@@ -236,7 +236,7 @@ constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 // (H, 1): the sinks that are NaN; undefined: none is.
 at::Tensor unknown_sinks(const at::Tensor& sinks) {
-  if (!sinks.defined()) return {};
+  if (!sinks.defined() || !may_be_non_finite(sinks)) return {};
   const auto unknown = sinks.detach().isnan();
   return unknown.any().item<bool>() ? unknown.view({-1, 1}) : at::Tensor();
 }
