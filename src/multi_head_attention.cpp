@@ -33,12 +33,12 @@ at::TensorOptions tensor_options(const MultiHeadAttentionOptions& options) {
 
 // A Linear of the given sizes whose parameters are not drawn: LinearImpl draws
 // in its constructor, of a Linear without outputs nothing.
-torch::nn::Linear undrawn_linear(int64_t in, int64_t out,
+torch::nn::Linear undrawn_linear(int64_t in, int64_t out, bool bias,
                                  const MultiHeadAttentionOptions& options) {
-  torch::nn::Linear linear(torch::nn::LinearOptions(1, 0).bias(options.bias()));
+  torch::nn::Linear linear(torch::nn::LinearOptions(1, 0).bias(bias));
   linear->options.in_features(in).out_features(out);
   linear->weight.set_data(at::empty({out, in}, tensor_options(options)));
-  if (options.bias()) linear->bias.set_data(at::empty({out}, tensor_options(options)));
+  if (bias) linear->bias.set_data(at::empty({out}, tensor_options(options)));
   return linear;
 }
 
@@ -116,12 +116,13 @@ void MultiHeadAttentionImpl::reset() {
   detail::check_options(options);
   const int64_t d_model = options.d_model(), inner = options.num_heads() * head_dim();
   const int64_t kv_inner = num_kv_heads() * head_dim();
-  W_q = register_module("W_q", undrawn_linear(d_model, inner, options));
-  W_k = register_module("W_k",
-                        undrawn_linear(options.kdim().value_or(d_model), kv_inner, options));
-  W_v = register_module("W_v",
-                        undrawn_linear(options.vdim().value_or(d_model), kv_inner, options));
-  W_o = register_module("W_o", undrawn_linear(inner, d_model, options));
+  const bool bias = options.bias(), output_bias = options.output_bias().value_or(bias);
+  const int64_t kdim = options.kdim().value_or(d_model),
+                vdim = options.vdim().value_or(d_model);
+  W_q = register_module("W_q", undrawn_linear(d_model, inner, bias, options));
+  W_k = register_module("W_k", undrawn_linear(kdim, kv_inner, bias, options));
+  W_v = register_module("W_v", undrawn_linear(vdim, kv_inner, bias, options));
+  W_o = register_module("W_o", undrawn_linear(inner, d_model, output_bias, options));
   if (options.add_bias_kv()) {
     bias_k = register_parameter("bias_k", at::empty({1, 1, kv_inner}, tensor_options(options)));
     bias_v = register_parameter("bias_v", at::empty({1, 1, kv_inner}, tensor_options(options)));
@@ -137,7 +138,7 @@ void MultiHeadAttentionImpl::reset() {
   if (options.output_gate() != OutputGate::none) {
     const bool per_head = options.output_gate() == OutputGate::per_head;
     W_g = register_module(
-        "W_g", undrawn_linear(d_model, per_head ? options.num_heads() : inner, options));
+        "W_g", undrawn_linear(d_model, per_head ? options.num_heads() : inner, bias, options));
   }
 }
 
@@ -293,8 +294,9 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
          << ", head_dim=" << head_dim()
          << ", kdim=" << options.kdim().value_or(options.d_model())
          << ", vdim=" << options.vdim().value_or(options.d_model())
-         << ", bias=" << options.bias() << ", dropout=" << options.dropout()
-         << ", add_bias_kv=" << options.add_bias_kv()
+         << ", bias=" << options.bias()
+         << ", output_bias=" << options.output_bias().value_or(options.bias())
+         << ", dropout=" << options.dropout() << ", add_bias_kv=" << options.add_bias_kv()
          << ", add_zero_attn=" << options.add_zero_attn()
          << ", batch_first=" << options.batch_first() << ", scale="
          << options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim())))

@@ -58,6 +58,9 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
               "to_torch: num_kv_heads: expected num_heads = ", options.num_heads(),
               ", which is all that torch's module has, found ",
               options.num_kv_heads().value_or(0));
+  TORCH_CHECK(options.output_bias().value_or(options.bias()) == options.bias(),
+              "to_torch: output_bias: expected bias = ", options.bias(),
+              ", since torch's module has all biases or none, found ", !options.bias());
   TORCH_CHECK(!options.rotary() && options.qk_norm() == QKNorm::none &&
                   options.output_gate() == OutputGate::none,
               "to_torch: rotary, qk_norm and output_gate: expected none, since torch's module "

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <mha/weight_file.h>
 
+#include "file_support.h"
 #include "support.h"
 #include "torch_headers.h"
+#include "weight_file_support.h"
 #include "weights/safetensors.h"
 
 namespace mha {
@@ -67,6 +69,25 @@ TEST(LayoutPythonTest, ALayerOfLlamaWithItsScaledRotaryPositions) {
   const auto rotary = RotaryOptions().base(500000).scaling(Llama3Scaling(4, 16));
   expect_output_of_numpy("llama_model", "model.layers.1.self_attn", 6, rotary, QKNorm::none);
   expect_output_of_numpy("qwen_model", "model.layers.1.self_attn", 6, rotary, QKNorm::rms);
+}
+
+// Its inputs have biases and its output has none, in the file that it is saved to as well.
+TEST(LayoutPythonTest, ALayerOfQwen2WithBiasesButOfTheOutput) {
+  const auto rotary = RotaryOptions().base(500000).scaling(Llama3Scaling(4, 16));
+  expect_output_of_numpy("qwen2_model", "model.layers.1.self_attn", 6, rotary, QKNorm::none);
+  const auto where = WeightFileOptions().prefix("model.layers.1.self_attn");
+  const std::string path =
+      MHA_PYTHON_OUTPUT_DIR "/weight_files/qwen2_model.float32.safetensors";
+  const auto module = load(path, 6, where);
+  EXPECT_EQ(module->options.output_bias(), false);
+  const test::TemporaryDirectory directory;
+  save(module, directory.file("again"), WeightFileOptions(where).layout(Layout::llama));
+  auto expected = detail::read_safetensors(path).tensors;
+  expected.erase("input");
+  expected.erase("output");
+  EXPECT_EQ(expected.size(), 7u);
+  EXPECT_TRUE(
+      test::are_bit_equal(detail::read_safetensors(directory.file("again")).tensors, expected));
 }
 
 TEST(LayoutPythonTest, ALayerOfGpt2UnderItsCausalMask) {

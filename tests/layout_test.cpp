@@ -72,6 +72,28 @@ TEST(LayoutTest, LlamaNamesFourLayersOfWhichTwoHaveGroupedHeads) {
                                                       {"o_proj.weight", p["W_o.weight"]}}));
 }
 
+// As Qwen2 has them.
+TEST(LayoutTest, InTheLlamaLayoutTheOutputMayLackTheBiasThatTheInputsHave) {
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(12, 6).num_kv_heads(2).output_bias(false));
+  auto p = parameters_of(*module);
+  const Tensors expected{{"q_proj.weight", p["W_q.weight"]}, {"k_proj.weight", p["W_k.weight"]},
+                         {"v_proj.weight", p["W_v.weight"]}, {"o_proj.weight", p["W_o.weight"]},
+                         {"q_proj.bias", p["W_q.bias"]},     {"k_proj.bias", p["W_k.bias"]},
+                         {"v_proj.bias", p["W_v.bias"]}};
+  EXPECT_TRUE(are_bit_equal(saved_as(module, Layout::llama), expected));
+
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  write_safetensors(path, {expected, {}});  // without metadata, as other programs do
+  const auto options = options_from_file(path, 6);
+  EXPECT_TRUE(options.bias());
+  EXPECT_EQ(options.output_bias(), false);
+  const auto loaded = load(path, 6);
+  EXPECT_FALSE(loaded->W_o->bias.defined());
+  EXPECT_TRUE(are_bit_equal(parameters_of(*loaded), p));
+}
+
 TEST(LayoutTest, AModuleIsBuiltFromAFileAloneAndSavedAgainAsEqualBytes) {
   const TemporaryDirectory directory;
   const std::string first = directory.file("first"), second = directory.file("second");
@@ -151,6 +173,17 @@ TEST(LayoutTest, ALayoutRefusesAModuleThatItCannotExpress) {
                                     << " layout has no place for bias_k and bias_v, found a "
                                        "module with add_bias_kv")
                   .str());
+  }
+  for (const Layout layout : {Layout::torch, Layout::bert, Layout::gpt2}) {
+    const std::string start =
+        (std::ostringstream() << "the " << layout
+                              << " layout needs biases of all projections or of none, found a "
+                                 "module with ")
+            .str();
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).output_bias(false), layout),
+              start + "all but that of W_o");
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).bias(false).output_bias(true), layout),
+              start + "that of W_o alone");
   }
   EXPECT_EQ(directory.count(), 0);
 }

@@ -199,6 +199,8 @@ TEST(TorchConversionTest, AnOptionThatTorchLacksIsRefused) {
       refused(MultiHeadAttentionOptions(options).num_kv_heads(1), {"num_kv_heads", "3", "1"}));
   EXPECT_TRUE(refused(MultiHeadAttentionOptions(options).softcap(20), {"softcap", "0", "20"}));
   EXPECT_TRUE(refused(MultiHeadAttentionOptions(options).sinks(true), {"sinks", "true"}));
+  EXPECT_TRUE(
+      refused(MultiHeadAttentionOptions(options).output_bias(false), {"output_bias", "bias"}));
   EXPECT_NO_THROW(
       to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).num_kv_heads(3))));
   EXPECT_NO_THROW(to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).scale(0.5))));

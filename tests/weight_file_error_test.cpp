@@ -95,6 +95,93 @@ TEST(WeightFileErrorTest, AFileOfAnotherOptionIsRefusedInEveryLayout) {
   }
 }
 
+TEST(WeightFileErrorTest, ABiasOfTheOutputIsNeitherMadeUpNorDropped) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const MultiHeadAttentionOptions biased(4, 2);
+  const auto qwen2 = MultiHeadAttentionOptions(biased).output_bias(false);
+  const auto where = WeightFileOptions().layout(Layout::llama);
+  save(MultiHeadAttention(qwen2), path, where);
+  MultiHeadAttention module(biased), without(qwen2);
+  EXPECT_EQ(load_error(module, path),
+            "the llama layer at prefix '' does not fit:\n  missing: 'o_proj.bias', F32 [4]");
+  save(module, path, where);
+  EXPECT_EQ(load_error(without, path),
+            "the llama layer at prefix '' does not fit:\n  unexpected: 'o_proj.bias'");
+  // A file of ours says whether it had one.
+  TensorFile file = read_safetensors(path);
+  file.tensors.erase("o_proj.bias");
+  write_safetensors(path, file);
+  EXPECT_EQ(error_of([&] { load(path); }), path +
+                                               ": the llama layer at prefix '' does not fit:\n"
+                                               "  missing: 'o_proj.bias', F32 [4]");
+  file.metadata["mha.output_bias"] = "perhaps";
+  write_safetensors(path, file);
+  EXPECT_EQ(error_of([&] { load(path); }),
+            path + ": metadata 'mha.output_bias': expected true or false, found 'perhaps'");
+  // Of three biases, one is missing.
+  file.metadata.clear();
+  file.tensors.erase("k_proj.bias");
+  write_safetensors(path, file);
+  EXPECT_EQ(load_error(without, path),
+            "the llama layer at prefix '' does not fit:\n  missing: 'k_proj.bias', F32 [4]");
+}
+
+// Gains, gates and sinks of another number of heads, or of another head size.
+TEST(WeightFileErrorTest, GainsAndGatesThatDoNotFitTheHeadsAreNamed) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const auto options =
+      MultiHeadAttentionOptions(12, 3).bias(false).qk_norm(QKNorm::rms).sinks(true);
+  const auto changed = [&](MultiHeadAttention& module, Layout layout, const Tensors& change) {
+    save(module, path, WeightFileOptions().prefix("p").layout(layout));
+    TensorFile file = read_safetensors(path);
+    for (const auto& [name, tensor] : change) file.tensors[name] = tensor;
+    write_safetensors(path, file);
+    return load_error(module, path, WeightFileOptions().prefix("p"));
+  };
+  MultiHeadAttention module(options);
+  EXPECT_EQ(changed(module, Layout::llama,
+                    {{"p.q_norm.weight", torch::ones({6})},
+                     {"p.k_norm.weight", torch::ones({12})},  // over all heads, as in OLMo 2
+                     {"p.sinks", torch::zeros({4})}}),
+            "the llama layer at prefix 'p' does not fit:\n"
+            "  shape of 'p.k_norm.weight': expected [4], found [12]\n"
+            "  shape of 'p.q_norm.weight': expected [4], found [6]\n"
+            "  shape of 'p.sinks': expected [3], found [4]");
+  EXPECT_EQ(changed(module, Layout::native, {{"p.k_norm", torch::ones({1, 4})}}),
+            "the native layer at prefix 'p' does not fit:\n"
+            "  shape of 'p.k_norm': expected [4], found [1, 4]");
+  for (const auto gate : {OutputGate::per_head, OutputGate::elementwise}) {
+    MultiHeadAttention gated(MultiHeadAttentionOptions(12, 3).output_gate(gate));
+    const int64_t rows = gate == OutputGate::per_head ? 3 : 12, other = 15 - rows;
+    const auto number = [](int64_t n) { return std::to_string(n); };
+    EXPECT_EQ(changed(gated, Layout::native,
+                      {{"p.W_g.weight", torch::zeros({other, 12})},
+                       {"p.W_g.bias", torch::zeros({other})}}),
+              "the native layer at prefix 'p' does not fit:\n"
+              "  shape of 'p.W_g.bias': expected [" +
+                  number(rows) + "], found [" + number(other) +
+                  "]\n  shape of 'p.W_g.weight': expected [" + number(rows) + ", 12], found [" +
+                  number(other) + ", 12]");
+    // Neither one row a head nor one an element.
+    EXPECT_NE(changed(gated, Layout::native, {{"p.W_g.weight", torch::zeros({5, 12})}})
+                  .find("shape of 'p.W_g.weight': expected [" + number(rows) +
+                        ", 12], found [5, 12]"),
+              std::string::npos);
+  }
+  // A module without them, and a file without them.
+  MultiHeadAttention plain(MultiHeadAttentionOptions(12, 3).bias(false));
+  save(module, path);
+  EXPECT_EQ(load_error(plain, path),
+            "the native layer at prefix '' does not fit:\n  unexpected: 'k_norm'\n"
+            "  unexpected: 'q_norm'\n  unexpected: 'sinks'");
+  save(plain, path);
+  EXPECT_EQ(load_error(module, path),
+            "the native layer at prefix '' does not fit:\n  missing: 'k_norm', F32 [4]\n"
+            "  missing: 'q_norm', F32 [4]\n  missing: 'sinks', F32 [3]");
+}
+
 TEST(WeightFileErrorTest, UnexpectedNamesAreCountedWhenTheyAreMany) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("weights");

@@ -107,7 +107,16 @@ inline std::vector<LayoutCase> layout_cases() {
   gated_heads.output_gate(OutputGate::per_head).rotary(RotaryOptions().scaling(NtkScaling(2)));
   auto linear = plain;
   linear.rotary(RotaryOptions().scaling(LinearScaling(2.5)));
-  return {{rotated, Layout::llama},
+  auto qwen2 = grouped;
+  qwen2.output_bias(false).rotary(RotaryOptions().base(1e6));
+  auto output_bias_alone = plain_no_bias;
+  output_bias_alone.output_bias(true);
+  return {{qwen2, Layout::llama},
+          {qwen2, Layout::native},
+          {output_bias_alone, Layout::llama},
+          {output_bias_alone, Layout::vit},
+          {output_bias_alone, Layout::native},
+          {rotated, Layout::llama},
           {rotated, Layout::native},
           {gated, Layout::native},
           {gated_heads, Layout::native},

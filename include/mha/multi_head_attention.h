@@ -54,6 +54,9 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, vdim);
   /// Whether the projections have a bias.
   TORCH_ARG(bool, bias) = true;
+  /// Whether W_o has one. Default: as `bias`. (In Qwen2 all but W_o have one; in encoders of
+  /// images without `qkv_bias` W_o alone.)
+  TORCH_ARG(std::optional<bool>, output_bias);
   /// Probability in [0, 1] with which a weight is dropped in training mode.
   TORCH_ARG(double, dropout) = 0.0;
   /// Append one learned key and value, `bias_k` and `bias_v`, (1, 1, Hk * D), to every

@@ -27,8 +27,10 @@ namespace mha {
 ///
 /// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
 /// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
-/// and `vit`; `sinks` and `qk_norm` fit `native` and `llama`, `output_gate` `native`. In every
-/// layout, all projections have a bias or none has.
+/// and `vit`; `sinks` and `qk_norm` fit `native` and `llama`, `output_gate` `native`. All
+/// projections have a bias or none has, but that of W_o may be missing, or the only one, in
+/// `native`, `vit` and `llama`: Qwen2's file gives a module with `output_bias(false)`, and saved
+/// again as `llama` has Qwen2's names.
 enum class Layout { native, torch, bert, gpt2, vit, llama };
 std::ostream& operator<<(std::ostream& stream, Layout layout);
 
@@ -101,12 +103,12 @@ void save(const MultiHeadAttention& module, const std::string& path,
 ///     MultiHeadAttention module(options_from_file(path, 12, where));
 ///     load(module, path, where);
 ///
-/// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, add_bias_kv, sinks and
-/// dtype follow from the names, shapes and dtypes of the tensors, and so do `qk_norm` (rms, where
-/// the file has gains) and `output_gate`; the rest from the metadata that `save` writes. Other
-/// writers leave none, and then the options keep their defaults. No shape tells `num_heads`:
-/// without the argument it comes from the metadata too. Reads only what comes before the
-/// numbers. With `convert_dtype`, the dtypes may differ, and that of the first tensor counts.
+/// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, output_bias, add_bias_kv,
+/// sinks and dtype follow from the names, shapes and dtypes of the tensors, and so do `qk_norm`
+/// (rms, where the file has gains) and `output_gate`; the rest from the metadata that `save`
+/// writes. Other writers leave none, and then the options keep their defaults. No shape tells
+/// `num_heads`: without the argument it comes from the metadata too. Reads only what comes
+/// before the numbers. With `convert_dtype`, the dtypes may differ, and that of the first tensor counts.
 ///
 /// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
 /// or if `num_heads` is unknown, does not divide the width of the projections, or differs from

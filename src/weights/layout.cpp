@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "weights/excerpt.h"
+#include "weights/options_metadata.h"
 
 namespace mha::detail {
 namespace {
@@ -140,6 +141,11 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
                 ": the ", layout, " layout has no place for ", parameter,
                 ", found a module with ", option);
   }
+  const bool of_inputs = parameters.count("W_q.bias") != 0;
+  TORCH_CHECK(spec.free_output_bias || of_inputs == (parameters.count("W_o.bias") != 0), path,
+              ": the ", layout,
+              " layout needs biases of all projections or of none, found a module with ",
+              of_inputs ? "all but that of W_o" : "that of W_o alone");
   std::vector<LayoutTensor> tensors;
   for (const LayoutRow& row : spec.rows) {
     // Those that the module lacks have no place in the file.
@@ -191,12 +197,19 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
     const LayoutRow* row = row_with(spec, parameter);
     return row != nullptr && shape_of(row->name) != nullptr;
   };
-  if (in_file("W_q.bias") || in_file("W_k.bias") || in_file("W_v.bias") ||
-      in_file("W_o.bias")) {
+  bool of_inputs = in_file("W_q.bias") || in_file("W_k.bias") || in_file("W_v.bias");
+  bool of_output = in_file("W_o.bias");
+  if (spec.free_output_bias) {
+    // Where the metadata tells, a tensor that lacks is missing.
+    of_output = output_bias_in(file.path(), file.metadata()).value_or(of_output);
+  } else {
+    of_inputs = of_output = of_inputs || of_output;
+  }
+  if (of_inputs) {
     shapes["W_q.bias"] = {width};
     shapes["W_k.bias"] = shapes["W_v.bias"] = {kv_width};
-    shapes["W_o.bias"] = {d_model};
   }
+  if (of_output) shapes["W_o.bias"] = {d_model};
   if (in_file("bias_k") || in_file("bias_v")) {
     shapes["bias_k"] = shapes["bias_v"] = {1, 1, kv_width};
   }

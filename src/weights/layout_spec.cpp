@@ -60,7 +60,7 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       for (const std::string name : {"q_norm", "k_norm", "W_g.weight", "W_g.bias"}) {
         spec.rows.push_back({name, {name}});
       }
-      spec.grouped_heads = spec.free_head_dim = true;
+      spec.grouped_heads = spec.free_head_dim = spec.free_output_bias = true;
       break;
     case Layout::torch:
       if (packed) {
@@ -88,14 +88,14 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       break;
     case Layout::vit:
       spec.rows = two_layers("qkv", "proj", /*transposed=*/false);
-      spec.packed = true;
+      spec.packed = spec.free_output_bias = true;
       break;
     case Layout::llama:
       spec.rows = four_layers({"q_proj", "k_proj", "v_proj", "o_proj"});
       spec.rows.push_back({"sinks", {"sinks"}});  // gpt-oss
       spec.rows.push_back({"q_norm.weight", {"q_norm"}});
       spec.rows.push_back({"k_norm.weight", {"k_norm"}});
-      spec.grouped_heads = spec.free_head_dim = true;
+      spec.grouped_heads = spec.free_head_dim = spec.free_output_bias = true;
       break;
   }
   return spec;

@@ -27,6 +27,7 @@ struct LayoutSpec {
   bool packed = false;
   bool grouped_heads = false;  // whether W_k and W_v may have fewer rows than W_q
   bool free_head_dim = false;  // whether num_heads * head_dim may differ from d_model
+  bool free_output_bias = false;  // whether W_o's bias is there whether or not the others are
 };
 
 LayoutSpec layout_spec(Layout layout, bool packed);

@@ -162,6 +162,7 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
   Metadata metadata = {
       {"format", "pt"},
       {"mha.num_heads", text_of(options.num_heads())},
+      {"mha.output_bias", text_of(options.output_bias().value_or(options.bias()))},
       {"mha.dropout", text_of(options.dropout())},
       {"mha.add_zero_attn", text_of(options.add_zero_attn())},
       {"mha.batch_first", text_of(options.batch_first())},
@@ -197,6 +198,10 @@ std::optional<int64_t> num_heads_in(const std::string& path, const Metadata& met
 
 std::optional<int64_t> num_kv_heads_in(const std::string& path, const Metadata& metadata) {
   return find_count(path, metadata, "mha.num_kv_heads");
+}
+
+std::optional<bool> output_bias_in(const std::string& path, const Metadata& metadata) {
+  return find_bool(path, metadata, "mha.output_bias");
 }
 
 void apply_metadata(const std::string& path, const Metadata& metadata,

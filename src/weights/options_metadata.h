@@ -20,6 +20,9 @@ std::optional<int64_t> num_heads_in(const std::string& path, const Metadata& met
 /// The number of key and value heads, likewise.
 std::optional<int64_t> num_kv_heads_in(const std::string& path, const Metadata& metadata);
 
+/// Whether W_o has a bias, likewise. Throws if it is no bool.
+std::optional<bool> output_bias_in(const std::string& path, const Metadata& metadata);
+
 /// Sets the other options that the metadata names. Throws like `num_heads_in`.
 void apply_metadata(const std::string& path, const Metadata& metadata,
                     MultiHeadAttentionOptions& options);

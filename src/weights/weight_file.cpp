@@ -215,6 +215,8 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   if (kdim != d_model) found.kdim(kdim);
   if (vdim != d_model) found.vdim(vdim);
   found.bias(shapes.count("W_q.bias") != 0).add_bias_kv(shapes.count("bias_k") != 0);
+  const bool output_bias = shapes.count("W_o.bias") != 0;
+  if (output_bias != found.bias()) found.output_bias(output_bias);
   found.sinks(shapes.count("sinks") != 0);
   found.dtype(*dtype->type);
   if (const auto gain = shapes.find("q_norm"); gain != shapes.end()) {

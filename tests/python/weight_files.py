@@ -169,8 +169,8 @@ def split(x, count):
     return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
 
 
-def llama_model(gained=False):
-    """A layer of LLaMA 3.1, or with gains of Qwen 3: numpy in float64 alone."""
+def llama_model(gained=False, biased=False):
+    """A layer of LLaMA 3.1, with Qwen 3's gains or Qwen 2's biases: numpy in float64 alone."""
     random = numpy.random.default_rng(7)
     width, count, kv_count, size = 24, 6, 2, 8
     rows = {"q": count * size, "k": kv_count * size, "v": kv_count * size, "o": width}
@@ -178,9 +178,11 @@ def llama_model(gained=False):
         f"{n}_proj.weight": random.normal(size=(r, width if n != "o" else count * size)) / 4
         for n, r in rows.items()
     }
+    if biased:
+        layer |= {f"{n}_proj.bias": random.normal(size=rows[n]) for n in "qkv"}
     x = random.normal(size=(2, 40, width))
     q, k, v = (
-        split(x @ layer[f"{n}_proj.weight"].T, c)
+        split(x @ layer[f"{n}_proj.weight"].T + layer.get(f"{n}_proj.bias", 0), c)
         for n, c in (("q", count), ("k", kv_count), ("v", kv_count))
     )
     if gained:
@@ -195,6 +197,10 @@ def llama_model(gained=False):
 
 def qwen_model():
     return llama_model(gained=True)
+
+
+def qwen2_model():
+    return llama_model(biased=True)
 
 
 def gpt2_model():
@@ -277,7 +283,7 @@ def main():
     write_refused(directory / "refused")
     for layout in (gpt2, vit, llama):
         write_layout(directory / f"{layout.__name__}.layer.safetensors", *layout())
-    for model in (llama_model, qwen_model, gpt2_model):
+    for model in (llama_model, qwen_model, qwen2_model, gpt2_model):
         write_model(directory / model.__name__, *model())
 
 
