@@ -62,7 +62,9 @@ at::Tensor merge_relative(const ResolvedMask& mask) {
   constexpr double lowest = std::numeric_limits<float>::lowest();
   at::Tensor sum;
   for (const auto& term : mask.relative) {
-    const auto values = term.detach().clamp_min(lowest).to(at::kFloat);
+    auto values = term.detach();
+    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    values = values.to(at::kFloat);
     sum = sum.defined() ? (sum + values).clamp_min(lowest) : values;
   }
   return sum.defined() ? sum.contiguous() : sum;

@@ -206,10 +206,15 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   const at::Tensor& given_value = self_attention ? query : value;
   const auto source = detail::find_keys(*this, query, key, value, call);
   const auto& sizes = source.sizes;
-  auto resolved = detail::resolve(
-      source.mask,
-      {{}, sizes.batch, options.num_heads(), sizes.queries, sizes.keys, source.offsets},
-      query.device());
+  auto resolved = detail::resolve(source.mask,
+                                  {{},
+                                   sizes.batch,
+                                   options.num_heads(),
+                                   sizes.queries,
+                                   sizes.keys,
+                                   source.offsets,
+                                   query.scalar_type()},
+                                  query.device());
   resolved.extra_keys = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
 
   detail::check_head_mask(call.head_mask(), sizes.batch, options.num_heads());

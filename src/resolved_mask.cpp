@@ -1,6 +1,7 @@
 #include "resolved_mask.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/searchsorted.h>
@@ -170,7 +171,21 @@ at::Tensor relative_view(const at::Tensor& table, const AttentionSizes& sizes) {
       .transpose(0, 1);
 }
 
-// In float64, since neither the slopes' dtype nor that of the scores may hold a long distance.
+// Whether slope * distance is one rounding of the exact product in float32, too: then a
+// decoding step need not form and round a table of float64.
+bool fits_float(const at::Tensor& slopes, const at::Tensor& distance,
+                const AttentionSizes& sizes) {
+  if (sizes.dtype == at::kDouble || slopes.scalar_type() == at::kDouble) return false;
+  if (!slopes.device().is_cpu() || distance.numel() == 0) return false;
+  // Gradients sum over the distances.
+  if (at::GradMode::is_enabled() && slopes.requires_grad()) return false;
+  const double furthest = distance.max().item<double>();
+  const double steepest = slopes.detach().abs().max().item<double>();
+  return furthest <= 0x1p24 && steepest * furthest <= std::numeric_limits<float>::max();
+}
+
+// In float64 but where float32 is as good, since neither the slopes' dtype nor that of the
+// scores may hold a long distance.
 at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
   const at::Tensor& slopes = term.tensor;
   TORCH_CHECK(slopes.dim() == 1 && slopes.size(0) == sizes.heads,
@@ -188,7 +203,9 @@ at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
   } else if (is_last) {
     distance = distance - static_cast<double>(sizes.keys - sizes.queries);
   }
-  return slopes.to(at::kDouble).view({1, -1, 1, 1}).neg() * distance.abs();
+  distance = distance.abs();
+  const auto dtype = fits_float(slopes, distance, sizes) ? at::kFloat : at::kDouble;
+  return slopes.to(dtype).view({1, -1, 1, 1}).neg() * distance.to(dtype);
 }
 
 at::Tensor and_if_defined(const at::Tensor& a, const at::Tensor& b) {

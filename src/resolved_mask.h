@@ -20,6 +20,8 @@ struct AttentionSizes {
   /// (N) int64: query i of sample n stands at key offsets[n] + i, where a mask says bottom
   /// right. Undefined: the last query stands at the last key.
   at::Tensor offsets = {};
+  /// Of the query. Scores are float64 for float64, else float32.
+  at::ScalarType dtype = at::kDouble;
 };
 
 /// Key j is allowed for query i where low <= j - i <= high.

@@ -91,8 +91,10 @@ detail::ResolvedMask resolve_for(const Mask& mask, const at::Tensor& query,
                                  const at::Tensor& key) {
   const auto leading = query.sizes().slice(0, query.dim() - 3);
   const int64_t batch = c10::multiply_integers(leading);
-  return detail::resolve(mask, {leading, batch, query.size(-3), query.size(-2), key.size(-2)},
-                         query.device());
+  return detail::resolve(
+      mask,
+      {leading, batch, query.size(-3), query.size(-2), key.size(-2), {}, query.scalar_type()},
+      query.device());
 }
 
 detail::Scoring scoring_of(const AttentionOptions& options, const at::Tensor& query) {

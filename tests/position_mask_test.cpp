@@ -289,6 +289,25 @@ TEST(PositionMaskTest, AGradientFlowsIntoATableAndIntoSlopes) {
   }
 }
 
+// Without, the table may be formed in float32.
+TEST(PositionMaskTest, SlopesWithAndWithoutAGradientGiveEqualBits) {
+  const test::Sizes sizes{2, 3, 40, 70};
+  const auto [q, k, v] = draw_inputs(24, sizes, at::kFloat);
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& slopes : {alibi_slopes(3), torch::tensor({0.1F, -0.3F, 3e38F}),
+                             torch::tensor({1.0F, nan, 0.5F})}) {
+    for (const int64_t far : {int64_t{30}, (int64_t{1} << 24) + 1}) {
+      const auto attend = [&, q = q, k = k, v = v](const at::Tensor& given) {
+        const auto mask =
+            Mask::alibi(given, torch::tensor({int64_t{0}, far})) & Mask::window(-1, 20);
+        return scaled_dot_product_attention(q, k, v, mask).output;
+      };
+      EXPECT_TRUE(is_bit_equal(attend(slopes), attend(leaf(slopes)).detach())) << slopes << far;
+      EXPECT_TRUE(is_bit_equal(attend(slopes), attend(slopes.to(at::kDouble)))) << far;
+    }
+  }
+}
+
 TEST(PositionMaskTest, SlopesAreThePublishedOnes) {
   EXPECT_TRUE(is_close(
       alibi_slopes(8),
