@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <ostream>
 
@@ -25,28 +26,31 @@ std::ostream& operator<<(std::ostream& stream, QKNorm norm) {
 
 namespace detail {
 
-at::Tensor normalise(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm, double eps) {
+at::Tensor normalise(const at::Tensor& heads, const HeadNorm& norm) {
   const auto compute = heads.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto x = heads.to(compute), factor = gain.to(compute);
-  if (norm == QKNorm::layer) {
-    return at::layer_norm(x, {x.size(3)}, factor, {}, eps).to(heads.scalar_type());
+  const auto x = heads.to(compute), factor = norm.gain.to(compute);
+  const auto added = norm.bias.defined() ? norm.bias.to(compute) : at::Tensor();
+  if (norm.kind == QKNorm::layer) {
+    return at::layer_norm(x, {x.size(3)}, factor, added, norm.eps).to(heads.scalar_type());
   }
   const auto mean_square = x.square().mean(3, /*keepdim=*/true);
-  return (x * (mean_square + eps).rsqrt() * factor).to(heads.scalar_type());
+  return (x * (mean_square + norm.eps).rsqrt() * factor).to(heads.scalar_type());
 }
 
-void normalise_in_place(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm,
-                        double eps) {
+void normalise_in_place(const at::Tensor& heads, const HeadNorm& norm) {
   const cpu::Kernels& kernels = cpu_kernels();
-  const auto factor = gain.to(at::kFloat).contiguous();
+  const auto factor = norm.gain.to(at::kFloat).contiguous();
+  const auto added =
+      norm.bias.defined() ? norm.bias.to(at::kFloat).contiguous() : at::zeros_like(factor);
   const cpu::NormArgs args{heads.size(0),
                            heads.size(1),
                            heads.size(2),
                            heads.size(3),
                            kernel_rows<float>(heads),
                            factor.data_ptr<float>(),
-                           static_cast<float>(eps),
-                           norm == QKNorm::layer};
+                           added.data_ptr<float>(),
+                           static_cast<float>(norm.eps),
+                           norm.kind == QKNorm::layer};
   const int64_t chunks = (args.tokens + kernels.norm_tokens - 1) / kernels.norm_tokens;
   run_tasks(args.batch * chunks, 1, [&](int64_t i, float*) { kernels.normalise(args, i); });
 }

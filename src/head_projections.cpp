@@ -9,6 +9,7 @@
 
 #include "attention_path.h"
 #include "head_norm.h"
+#include "kernel_attention.h"
 #include "projection.h"
 #include "recycled.h"
 
@@ -41,25 +42,30 @@ at::Tensor whole_rows(const at::Tensor& heads) {
   return heads.stride(1) == heads.size(2) * heads.size(3) ? heads.flatten(2) : heads;
 }
 
+HeadNorm query_norm(const MultiHeadAttentionImpl& module) {
+  return {module.options.qk_norm(), module.options.qk_norm_eps(), module.q_norm,
+          module.q_norm_bias};
+}
+HeadNorm key_norm(const MultiHeadAttentionImpl& module) {
+  return {module.options.qk_norm(), module.options.qk_norm_eps(), module.k_norm,
+          module.k_norm_bias};
+}
+
 // Normalises and rotates heads (N, T, H, D) in place, float32 on the CPU without gradients.
 void condition_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
-                        const at::Tensor& gain, const at::Tensor& positions) {
+                        const HeadNorm& norm, const at::Tensor& positions) {
   const auto& options = module.options;
   const auto rows = heads.transpose(1, 2);
-  if (gain.defined()) {
-    normalise_in_place(rows, gain, options.qk_norm(), options.qk_norm_eps());
-  }
+  if (norm.gain.defined()) normalise_in_place(rows, norm);
   if (positions.defined()) rotate_in_place(rows, positions, *options.rotary());
 }
 
 // The same with gradients, or in any dtype and on any device.
 at::Tensor condition(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
-                     const at::Tensor& gain, const at::Tensor& positions) {
+                     const HeadNorm& norm, const at::Tensor& positions) {
   const auto& options = module.options;
   auto rows = heads.transpose(1, 2);
-  if (gain.defined()) {
-    rows = normalise(rows, gain, options.qk_norm(), options.qk_norm_eps());
-  }
+  if (norm.gain.defined()) rows = normalise(rows, norm);
   if (positions.defined()) rows = rotate(rows, positions, *options.rotary());
   return rows.transpose(1, 2);
 }
@@ -86,8 +92,8 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
            {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
            {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
           cache);
-  condition_in_place(module, q, module.q_norm, tokens.positions.query);
-  condition_in_place(module, k.narrow(1, 0, keys), module.k_norm, tokens.positions.key);
+  condition_in_place(module, q, query_norm(module), tokens.positions.query);
+  condition_in_place(module, k.narrow(1, 0, keys), key_norm(module), tokens.positions.key);
   if (options.add_bias_kv()) {
     k.select(1, keys).copy_(module.bias_k.view({1, kv_heads, d}));
     v.select(1, keys).copy_(module.bias_v.view({1, kv_heads, d}));
@@ -118,9 +124,9 @@ Heads project_recorded(MultiHeadAttentionImpl& module, PackedWeights& cache,
   const auto& options = module.options;
   const auto q =
       condition(module, project_to_heads(*module.W_q, 0, tokens.query, module, cache),
-                module.q_norm, tokens.positions.query);
+                query_norm(module), tokens.positions.query);
   auto k = condition(module, project_to_heads(*module.W_k, 1, tokens.key, module, cache),
-                     module.k_norm, tokens.positions.key);
+                     key_norm(module), tokens.positions.key);
   auto v = project_to_heads(*module.W_v, 2, tokens.value, module, cache);
   if (options.add_bias_kv()) {
     const auto append = [&](const at::Tensor& heads, const at::Tensor& bias) {
@@ -147,8 +153,9 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const 
                      wants_gradient(tokens.value, *module.W_v) ||
                      (at::GradMode::is_enabled() && module.options.add_bias_kv() &&
                       (module.bias_k.requires_grad() || module.bias_v.requires_grad())) ||
-                     (at::GradMode::is_enabled() && module.q_norm.defined() &&
-                      (module.q_norm.requires_grad() || module.k_norm.requires_grad()));
+                     (at::GradMode::is_enabled() &&
+                      any_wants_gradient({module.q_norm, module.k_norm, module.q_norm_bias,
+                                          module.k_norm_bias}));
   const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
                           takes_kernels(tokens.key, *module.W_k) &&
                           takes_kernels(tokens.value, *module.W_v);

@@ -86,6 +86,9 @@ void check_options(const MultiHeadAttentionOptions& options) {
       std::isfinite(options.qk_norm_eps()) && options.qk_norm_eps() > 0,
       "MultiHeadAttentionOptions: qk_norm_eps: expected a finite number above 0, found ",
       options.qk_norm_eps());
+  TORCH_CHECK(!options.qk_norm_bias() || options.qk_norm() == QKNorm::layer,
+              "MultiHeadAttentionOptions: qk_norm_bias: expected qk_norm to be layer, found ",
+              options.qk_norm());
   TORCH_CHECK(!options.dtype() || c10::isFloatingType(*options.dtype()),
               "MultiHeadAttentionOptions: dtype: expected a floating dtype, found ",
               options.dtype().value_or(at::kFloat));

@@ -135,6 +135,11 @@ void MultiHeadAttentionImpl::reset() {
     q_norm = register_parameter("q_norm", at::empty({head_dim()}, tensor_options(options)));
     k_norm = register_parameter("k_norm", at::empty({head_dim()}, tensor_options(options)));
   }
+  if (options.qk_norm_bias()) {
+    const auto undrawn = [&] { return at::empty({head_dim()}, tensor_options(options)); };
+    q_norm_bias = register_parameter("q_norm_bias", undrawn());
+    k_norm_bias = register_parameter("k_norm_bias", undrawn());
+  }
   if (options.output_gate() != OutputGate::none) {
     const bool per_head = options.output_gate() == OutputGate::per_head;
     W_g = register_module(
@@ -152,6 +157,10 @@ void MultiHeadAttentionImpl::reset_parameters() {
   if (options.qk_norm() != QKNorm::none) {
     torch::nn::init::ones_(q_norm);
     torch::nn::init::ones_(k_norm);
+  }
+  if (options.qk_norm_bias()) {
+    torch::nn::init::zeros_(q_norm_bias);
+    torch::nn::init::zeros_(k_norm_bias);
   }
   if (options.output_gate() != OutputGate::none) W_g->reset_parameters();
 }
@@ -312,7 +321,10 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
     stream << "none";
   }
   stream << ", qk_norm=" << options.qk_norm();
-  if (options.qk_norm() != QKNorm::none) stream << ", qk_norm_eps=" << options.qk_norm_eps();
+  if (options.qk_norm() != QKNorm::none) {
+    stream << ", qk_norm_eps=" << options.qk_norm_eps()
+           << ", qk_norm_bias=" << options.qk_norm_bias();
+  }
   stream << ", output_gate=" << options.output_gate() << ", weights=" << options.weights()
          << ", weights_after_dropout=" << options.weights_after_dropout()
          << ", dtype=" << W_q->weight.scalar_type() << ", device=" << W_q->weight.device()

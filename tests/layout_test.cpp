@@ -61,6 +61,29 @@ TEST(LayoutTest, VitPacksTheInputs) {
        {"proj.bias", p["W_o.bias"]}}));
 }
 
+// In timm's form, with its `qk_norm`.
+TEST(LayoutTest, VitNormalisesQueriesAndKeysWithBiases) {
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(12, 3).qk_norm(QKNorm::layer).qk_norm_bias(true));
+  module->k_norm_bias.detach().normal_();
+  auto p = parameters_of(*module);
+  const auto saved = saved_as(module, Layout::vit);
+  EXPECT_EQ(saved.size(), 8u);
+  EXPECT_TRUE(is_bit_equal(saved.at("q_norm.weight"), p["q_norm"]));
+  EXPECT_TRUE(is_bit_equal(saved.at("k_norm.bias"), p["k_norm_bias"]));
+  const TemporaryDirectory directory;
+  write_safetensors(directory.file("x"), {saved, {}});
+  const auto loaded = load(directory.file("x"), 3);
+  EXPECT_EQ(loaded->options.qk_norm(), QKNorm::layer);
+  EXPECT_TRUE(are_bit_equal(parameters_of(*loaded), p));
+  EXPECT_EQ(error_of([&] {
+              save(module, directory.file("y"), WeightFileOptions().layout(Layout::llama));
+            }),
+            directory.file("y") +
+                ": the llama layout has no place for q_norm_bias, found a module with "
+                "qk_norm_bias");
+}
+
 TEST(LayoutTest, LlamaNamesFourLayersOfWhichTwoHaveGroupedHeads) {
   const MultiHeadAttention module(MultiHeadAttentionOptions(12, 6).num_kv_heads(2).bias(false));
   auto p = parameters_of(*module);
@@ -137,8 +160,8 @@ TEST(LayoutTest, WhatOtherModelsKeepBesideTheirAttentionIsPassedOver) {
   EXPECT_TRUE(loads(Layout::llama, {{"rotary_emb.inv_freq", torch::ones({2})}}));
   EXPECT_TRUE(loads(Layout::bert, {{"output.LayerNorm.weight", torch::ones({12})}}));
   EXPECT_NE(error_of([&] {
-              (void)loads(Layout::vit, {{"q_norm.weight", torch::ones({4})}});
-            }).find("unexpected: 'm.q_norm.weight'"),
+              (void)loads(Layout::vit, {{"norm.weight", torch::ones({4})}});
+            }).find("unexpected: 'm.norm.weight'"),
             std::string::npos);
 }
 

@@ -44,6 +44,7 @@ std::vector<NamedOptions> settings() {
           {"rotary interleaved and partial", base().rotary(interleaved)},
           {"rms", base().qk_norm(QKNorm::rms)},
           {"layer", base().qk_norm(QKNorm::layer).qk_norm_eps(1e-3)},
+          {"layer with bias", base().head_dim(20).qk_norm(QKNorm::layer).qk_norm_bias(true)},
           {"gate per head", base().output_gate(OutputGate::per_head)},
           {"gate elementwise", base().output_gate(OutputGate::elementwise)},
           {"all", all},
@@ -51,13 +52,13 @@ std::vector<NamedOptions> settings() {
           {"a layer of Qwen3", qwen}};
 }
 
-// With gains that are no ones.
+// With gains that are no ones and biases that are no zeros.
 MultiHeadAttention make(const MultiHeadAttentionOptions& options) {
   torch::manual_seed(21);
   MultiHeadAttention module(options);
   torch::NoGradGuard no_grad;
   for (auto& parameter : module->named_parameters()) {
-    if (parameter.key() == "q_norm" || parameter.key() == "k_norm") {
+    if (parameter.key().find("_norm") != std::string::npos) {
       parameter->copy_(at::rand_like(*parameter) + 0.5);
     }
   }
@@ -346,6 +347,8 @@ TEST(ModuleOptionsTest, WrongOptionsAndArgumentsAreNamed) {
                       {"rotary_dim", "3"}));
   EXPECT_TRUE(refuses(making(base().rotary(RotaryOptions().base(-1))), {"base", "1"}));
   EXPECT_TRUE(refuses(making(base().qk_norm_eps(0)), {"qk_norm_eps", "0"}));
+  EXPECT_TRUE(refuses(making(base().qk_norm(QKNorm::rms).qk_norm_bias(true)),
+                      {"qk_norm_bias", "layer", "rms"}));
 
   const auto x = at::ones({2, 3, 48}), y = at::ones({2, 4, 48});
   auto plain = make(base()), rotary = make(base().rotary(RotaryOptions()));

@@ -18,10 +18,12 @@ at::Tensor heads_of(const at::Tensor& x, const torch::nn::Linear& layer, int64_t
   return oracle_linear(layer, x).unflatten(2, {heads, -1}).transpose(1, 2).contiguous();
 }
 
-void normalise_rows(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm, double eps) {
+void normalise_rows(const at::Tensor& heads, const at::Tensor& gain, const at::Tensor& bias,
+                    QKNorm norm, double eps) {
   auto x = heads.accessor<double, 4>();
-  const auto factors = wide(gain);
-  const auto g = factors.accessor<double, 1>();
+  const auto factors = wide(gain),
+             added = bias.defined() ? wide(bias) : at::zeros_like(factors);
+  const auto g = factors.accessor<double, 1>(), b = added.accessor<double, 1>();
   const int64_t D = heads.size(3);
   for (int64_t n = 0; n < heads.size(0); ++n)
     for (int64_t h = 0; h < heads.size(1); ++h)
@@ -32,7 +34,7 @@ void normalise_rows(const at::Tensor& heads, const at::Tensor& gain, QKNorm norm
         for (int64_t d = 0; d < D; ++d)
           square += std::pow(x[n][h][t][d] - mean, 2) / static_cast<double>(D);
         for (int64_t d = 0; d < D; ++d)
-          x[n][h][t][d] = (x[n][h][t][d] - mean) / std::sqrt(square + eps) * g[d];
+          x[n][h][t][d] = (x[n][h][t][d] - mean) / std::sqrt(square + eps) * g[d] + b[d];
       }
 }
 
@@ -71,8 +73,9 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
   auto q = heads_of(query, module->W_q, H), k = heads_of(key, module->W_k, Hk),
        v = heads_of(value, module->W_v, Hk);
   if (options.qk_norm() != QKNorm::none) {
-    normalise_rows(q, module->q_norm, options.qk_norm(), options.qk_norm_eps());
-    normalise_rows(k, module->k_norm, options.qk_norm(), options.qk_norm_eps());
+    const auto norm = options.qk_norm();
+    normalise_rows(q, module->q_norm, module->q_norm_bias, norm, options.qk_norm_eps());
+    normalise_rows(k, module->k_norm, module->k_norm_bias, norm, options.qk_norm_eps());
   }
   if (options.rotary()) {
     auto of_queries = call.positions(), of_keys = call.key_positions();

@@ -111,7 +111,14 @@ inline std::vector<LayoutCase> layout_cases() {
   qwen2.output_bias(false).rotary(RotaryOptions().base(1e6));
   auto output_bias_alone = plain_no_bias;
   output_bias_alone.output_bias(true);
-  return {{qwen2, Layout::llama},
+  auto timm = plain;
+  timm.qk_norm(QKNorm::layer).qk_norm_bias(true);
+  auto timm_rms = plain;
+  timm_rms.qk_norm(QKNorm::rms);
+  return {{timm, Layout::vit},
+          {timm_rms, Layout::vit},
+          {timm, Layout::native},
+          {qwen2, Layout::llama},
           {qwen2, Layout::native},
           {output_bias_alone, Layout::llama},
           {output_bias_alone, Layout::vit},

@@ -79,6 +79,9 @@ struct MultiHeadAttentionOptions {
   /// Normalises queries and keys (as Qwen3 and Gemma 3 do by rms).
   TORCH_ARG(QKNorm, qk_norm) = QKNorm::none;
   TORCH_ARG(double, qk_norm_eps) = 1e-6;
+  /// With `layer`, adds a learned bias after the gain, as torch's `LayerNorm` does (timm's
+  /// `qk_norm`).
+  TORCH_ARG(bool, qk_norm_bias) = false;
   /// Gates the heads' output.
   TORCH_ARG(OutputGate, output_gate) = OutputGate::none;
   /// The weights that a call without the argument returns.
@@ -110,7 +113,9 @@ struct MultiHeadAttentionOptions {
 /// | `W_o`            | Linear(H * D -> d_model)                |
 /// | `bias_k, bias_v` | (1, 1, Hk * D), with `add_bias_kv`      |
 /// | `sinks`          | (H), with `sinks`                       |
-/// | `q_norm, k_norm` | (D), ones at first, with `qk_norm`      |
+/// | `q_norm, k_norm` | (D), ones at first, with `qk_norm`; with |
+/// |                  | `qk_norm_bias` `q_norm_bias`,           |
+/// |                  | `k_norm_bias` (D) too, zeros at first   |
 /// | `W_g`            | Linear(d_model -> H or H * D), with `output_gate` |
 ///
 /// The appended keys of `add_bias_kv` and `add_zero_attn` (in this order) come after the S
@@ -199,7 +204,7 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
 
   MultiHeadAttentionOptions options;
   torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr}, W_g{nullptr};
-  at::Tensor bias_k, bias_v, sinks, q_norm, k_norm;
+  at::Tensor bias_k, bias_v, sinks, q_norm, k_norm, q_norm_bias, k_norm_bias;
 
  private:
   // `attend`; the map too if `map` is given.

@@ -32,7 +32,7 @@ struct AttentionOptions {
   TORCH_ARG(double, softcap) = 0.0;
   /// Attention sinks, (H), floating: one more score in each row of a head, which takes weight
   /// and has no value, so that a row's weights sum to less than 1. Neither scaled nor capped; a
-  /// sink of -inf takes nothing, and one of NaN reaches every query of its head that sees a key.
+  /// sink of -inf takes nothing, one of NaN reaches every query of its head that sees a key.
   /// Gradient flows into it. Undefined: none.
   TORCH_ARG(at::Tensor, sinks);
   /// Probability in [0, 1] with which each weight is dropped; the others are multiplied by

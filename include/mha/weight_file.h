@@ -13,24 +13,26 @@ namespace mha {
 /// | layout   | names                                                                  |
 /// | -------- | ---------------------------------------------------------------------- |
 /// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`, `sinks`, |
-/// |          | `q_norm`, `k_norm`, `W_g.weight`, `W_g.bias`                           |
+/// |          | `q_norm`, `k_norm`, `q_norm_bias`, `k_norm_bias`, `W_g.weight`,        |
+/// |          | `W_g.bias`                                                             |
 /// | `torch`  | `in_proj_weight` or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`; |
 /// |          | `in_proj_bias`, `out_proj.weight`, `out_proj.bias`, `bias_k`, `bias_v` |
 /// | `bert`   | `self.query.weight`, `self.key.weight`, `self.value.weight`,           |
 /// |          | `output.dense.weight`, and `.bias` of each                             |
 /// | `gpt2`   | `c_attn.weight` (E, 3 E), transposed and packed, `c_proj.weight`,      |
 /// |          | transposed, and `.bias` of each                                        |
-/// | `vit`    | `qkv.weight` (3 E, E), packed, `proj.weight`, and `.bias` of each (timm) |
+/// | `vit`    | `qkv.weight` (3 E, E), packed, `proj.weight`, and `.bias` of each;     |
+/// |          | `q_norm.weight`, `k_norm.weight`, and `.bias` of each (timm)           |
 /// | `llama`  | `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`,    |
 /// |          | and `.bias` of each; `sinks`, as in gpt-oss; `q_norm.weight` and       |
 /// |          | `k_norm.weight`                                                        |
 ///
 /// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
 /// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
-/// and `vit`; `sinks` and `qk_norm` fit `native` and `llama`, `output_gate` `native`. All
-/// projections have a bias or none has, but that of W_o may be missing, or the only one, in
-/// `native`, `vit` and `llama`: Qwen2's file gives a module with `output_bias(false)`, and saved
-/// again as `llama` has Qwen2's names.
+/// and `vit`; `sinks` fits `native` and `llama`, `qk_norm` these and `vit`, `qk_norm_bias`
+/// `native` and `vit`, `output_gate` `native`. All projections have a bias or none has, but W_o's
+/// may be missing, or the only one, in `native`, `vit` and `llama`: Qwen2's file gives a module
+/// with `output_bias(false)`, and saved again as `llama` has Qwen2's names.
 enum class Layout { native, torch, bert, gpt2, vit, llama };
 std::ostream& operator<<(std::ostream& stream, Layout layout);
 
@@ -105,10 +107,11 @@ void save(const MultiHeadAttention& module, const std::string& path,
 ///
 /// needs no sizes. d_model, kdim, vdim, head_dim, num_kv_heads, bias, output_bias, add_bias_kv,
 /// sinks and dtype follow from the names, shapes and dtypes of the tensors, and so do `qk_norm`
-/// (rms, where the file has gains) and `output_gate`; the rest from the metadata that `save`
-/// writes. Other writers leave none, and then the options keep their defaults. No shape tells
-/// `num_heads`: without the argument it comes from the metadata too. Reads only what comes
-/// before the numbers. With `convert_dtype`, the dtypes may differ, and that of the first tensor counts.
+/// (where the file has gains: layer if it has biases beside them, else rms) and `output_gate`;
+/// the rest from the metadata that `save` writes. Other writers leave none, and then options
+/// keep their defaults. No shape tells `num_heads`: without the argument it comes from the
+/// metadata too. Reads only what comes before the numbers. With `convert_dtype`, the dtypes may
+/// differ, and that of the first tensor counts.
 ///
 /// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
 /// or if `num_heads` is unknown, does not divide the width of the projections, or differs from

@@ -152,11 +152,12 @@ struct RotaryArgs {
 };
 
 /// Normalises rows (batch, heads, tokens, head_dim) in place: what is left of each after its
-/// mean is off (if `centred`) is divided by sqrt(mean square + eps), and multiplied by `gain`.
+/// mean is off (if `centred`) is divided by sqrt(mean square + eps), multiplied by `gain`, and
+/// `bias` added.
 struct NormArgs {
   int64_t batch, heads, tokens, head_dim;
   Rows<float> rows;
-  const float* gain;
+  const float *gain, *bias;
   float eps;
   bool centred;
 };

@@ -136,7 +136,7 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
               " layout has no place for bias_k and bias_v, found a module with add_bias_kv");
   for (const auto& [parameter, option] :
        {std::pair{"sinks", "sinks"}, std::pair{"q_norm", "qk_norm"},
-        std::pair{"W_g.weight", "output_gate"}}) {
+        std::pair{"q_norm_bias", "qk_norm_bias"}, std::pair{"W_g.weight", "output_gate"}}) {
     TORCH_CHECK(parameters.count(parameter) == 0 || row_with(spec, parameter) != nullptr, path,
                 ": the ", layout, " layout has no place for ", parameter,
                 ", found a module with ", option);
@@ -218,6 +218,9 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
     // Of the size that the file says: that of a head, which no other shape tells.
     const LayoutRow* row = row_with(spec, in_file("q_norm") ? "q_norm" : "k_norm");
     shapes["q_norm"] = shapes["k_norm"] = {c10::multiply_integers(*shape_of(row->name))};
+    if (in_file("q_norm_bias") || in_file("k_norm_bias")) {
+      shapes["q_norm_bias"] = shapes["k_norm_bias"] = shapes["q_norm"];
+    }
   }
   if (in_file("W_g.weight")) {
     const Shape& gate = *shape_of(row_with(spec, "W_g.weight")->name);

@@ -57,7 +57,8 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       spec.rows.push_back({"bias_k", {"bias_k"}});
       spec.rows.push_back({"bias_v", {"bias_v"}});
       spec.rows.push_back({"sinks", {"sinks"}});
-      for (const std::string name : {"q_norm", "k_norm", "W_g.weight", "W_g.bias"}) {
+      for (const std::string name :
+           {"q_norm", "k_norm", "q_norm_bias", "k_norm_bias", "W_g.weight", "W_g.bias"}) {
         spec.rows.push_back({name, {name}});
       }
       spec.grouped_heads = spec.free_head_dim = spec.free_output_bias = true;
@@ -88,6 +89,10 @@ LayoutSpec layout_spec(Layout layout, bool packed) {
       break;
     case Layout::vit:
       spec.rows = two_layers("qkv", "proj", /*transposed=*/false);
+      for (const std::string name : {"q_norm", "k_norm"}) {
+        spec.rows.push_back({name + ".weight", {name}});
+        spec.rows.push_back({name + ".bias", {name + "_bias"}});
+      }
       spec.packed = spec.free_output_bias = true;
       break;
     case Layout::llama:

@@ -223,7 +223,8 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
     TORCH_CHECK(gain->second[0] == head_dim, path,
                 ": num_heads: expected one that makes heads of ", gain->second[0],
                 " elements, the size of q_norm, found ", *num_heads, " of ", head_dim);
-    found.qk_norm(QKNorm::rms);
+    const bool has_bias = shapes.count("q_norm_bias") != 0;
+    found.qk_norm(has_bias ? QKNorm::layer : QKNorm::rms).qk_norm_bias(has_bias);
   }
   if (const auto gate = shapes.find("W_g.weight"); gate != shapes.end()) {
     const int64_t rows = gate->second[0];
