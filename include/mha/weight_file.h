@@ -30,9 +30,9 @@ namespace mha {
 /// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
 /// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
 /// and `vit`; `sinks` fits `native` and `llama`, `qk_norm` these and `vit`, `qk_norm_bias`
-/// `native` and `vit`, `output_gate` `native`. All projections have a bias or none has, but W_o's
-/// may be missing, or the only one, in `native`, `vit` and `llama`: Qwen2's file gives a module
-/// with `output_bias(false)`, and saved again as `llama` has Qwen2's names.
+/// `native` and `vit`, `output_gate` `native`. All projections have a bias or none has; that of
+/// W_o may be missing, or the only one, in `native`, `vit` and `llama`: Qwen2's file gives a
+/// module with `output_bias(false)`, and saved again as `llama` has Qwen2's names.
 enum class Layout { native, torch, bert, gpt2, vit, llama };
 std::ostream& operator<<(std::ostream& stream, Layout layout);
 
