@@ -5,15 +5,21 @@ include(GNUInstallDirs)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 
-# The library, if shared, finds LibTorch where the build found it.
-set_target_properties(mha PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-install(TARGETS mha EXPORT mhaTargets)
+# What is installed finds LibTorch where the build found it. Named, since CMake leaves out what lies
+# inside of this project, such as a virtual environment.
+function(mha_install target)
+  set_target_properties(${target} PROPERTIES
+    INSTALL_RPATH ${mha_LIBTORCH_DIR}/lib
+    INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS ${target} ${ARGN})
+endfunction()
+
+mha_install(mha EXPORT mhaTargets)
 install(DIRECTORY include/mha TYPE INCLUDE PATTERN draw.h EXCLUDE)
 install(EXPORT mhaTargets NAMESPACE mha:: DESTINATION ${package_dir})
 
 if(TARGET mha_draw)
-  set_target_properties(mha_draw PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-  install(TARGETS mha_draw EXPORT mhaDrawTargets)
+  mha_install(mha_draw EXPORT mhaDrawTargets)
   install(FILES include/mha/draw.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/mha)
   install(EXPORT mhaDrawTargets NAMESPACE mha:: DESTINATION ${package_dir})
 endif()
@@ -30,6 +36,5 @@ install(FILES
   DESTINATION ${package_dir})
 
 if(TARGET mha_cli)
-  set_target_properties(mha_cli PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-  install(TARGETS mha_cli)
+  mha_install(mha_cli)
 endif()
