@@ -38,9 +38,37 @@ static int64_t decode_partials(const AttentionForward& args) {
          partial_size(args);
 }
 
+// pass 2 for one row: the terms that the mask adds, held at the lowest finite number.
+static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t query,
+                             int64_t first, int64_t count, float* scores) {
+  for (const auto* added : {&mask.added, &mask.relative}) {
+    if (!added->data) continue;
+    const float* terms = added->at(t.n, t.h, query) + first;
+    int64_t j = 0;
+    for (; j + lanes <= count; j += lanes) {
+      store(scores + j,
+            max_keep_nan(broadcast(lowest), load(scores + j) + load(terms + j) * log2e));
+    }
+    for (; j < count; ++j) {
+      const float sum = scores[j] + terms[j] * log2e;
+      scores[j] = sum < lowest ? lowest : sum;
+    }
+  }
+}
+
+// Whether a query of the call may be kept from one of the keys [first, first + count).
+static bool some_blocked(const AttentionForward& args, int64_t n, int64_t first,
+                         int64_t count) {
+  const KernelMask& mask = args.mask;
+  const SampleBand band = band_of(mask, n);
+  return mask.key_documents || mask.keep_keys || mask.pair_bits ||
+         (mask.lengths && first + count > mask.lengths[n]) ||
+         band.low > first - (args.queries - 1) || band.high < first + count - 1;
+}
+
 // pass 2 for one row: -inf where the key is blocked.
-static void decode_mask(const AttentionForward& args, const QueryTile& t, int64_t query,
-                        int64_t first, int64_t count, float* scores) {
+static void block_decode_scores(const AttentionForward& args, const QueryTile& t, int64_t query,
+                                int64_t first, int64_t count, float* scores) {
   const KernelMask& mask = args.mask;
   const uint64_t* pair_bits = nullptr;
   if (mask.pair_bits) {
@@ -50,12 +78,6 @@ static void decode_mask(const AttentionForward& args, const QueryTile& t, int64_
   const SampleBand band = band_of(mask, t.n);
   for (int64_t j = 0; j < count; ++j) {
     const int64_t key = first + j;
-    if (key >= mask.keys) break;  // the extra keys are open
-    for (const auto* added : {&mask.added, &mask.relative}) {
-      if (!added->data) continue;
-      const float sum = scores[j] + added->at(t.n, t.h, query)[key] * log2e;
-      scores[j] = sum < lowest ? lowest : sum;
-    }
     const bool in_length = !mask.lengths || key < mask.lengths[t.n];
     const bool together =
         !mask.key_documents || mask.key_documents[t.n * mask.key_documents_n + key] ==
@@ -167,10 +189,8 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
                                       : score_keys<Of, R, 0, Element>;
     score(queries, key, args.key.t, count, places, scores + r * decode_chunk);
   });
-  const SampleBand band = band_of(mask, n);
-  const bool open = !mask.key_documents && !mask.relative.data && !mask.lengths &&
-                    !mask.keep_keys && !mask.pair_bits && !mask.added.data &&
-                    band.low <= first - (args.queries - 1) && band.high >= first + count - 1;
+  const int64_t masked = max64(0, min64(count, mask.keys - first));  // extra keys are open
+  const bool blocks = some_blocked(args, n, first, masked);
   const int64_t size = partial_size(args);
   float* partial = partials + index * rows * size;
   for (int64_t r = 0; r < rows; ++r) {
@@ -180,7 +200,8 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
     if (args.softcap > 0) {
       cap_scores<1>(args.softcap, ceil_div(count, lanes), lanes, row);
     }
-    if (!open) decode_mask(args, t, r % args.queries, first, count, row);
+    add_decode_terms(mask, t, r % args.queries, first, masked, row);
+    if (blocks) block_decode_scores(args, t, r % args.queries, first, masked, row);
     decode_softmax(row, count, partial + r * size, partial + r * size + 1);
     pair_weights(Of{}, row);
     for (int64_t d = 0; d < args.value_dim; ++d) partial[r * size + 2 + d] = 0;
