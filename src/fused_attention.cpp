@@ -22,14 +22,12 @@ struct Settings : torch::CustomClassHolder {
 };
 
 // Gradients of the plain path: they have gradients themselves, and flow from the weights as
-// well. `inputs` are query, key, value, the terms that the mask adds and the sinks, if any.
-variable_list plain_gradients(variable_list inputs, const variable_list& grad_outputs,
+// well. `given` are query, key, value, the terms that the mask adds and the sinks, if any.
+variable_list plain_gradients(const variable_list& given, const variable_list& grad_outputs,
                               ResolvedMask mask, AttentionCall call) {
   const bool create_graph = at::GradMode::is_enabled();
   at::AutoGradMode enable_grad(true);
-  if (!create_graph) {
-    for (auto& input : inputs) input = input.detach().requires_grad_(input.requires_grad());
-  }
+  const auto inputs = separate(given, create_graph);
   auto next = inputs.begin() + 3;
   for (auto* list : added_lists(mask)) {
     for (auto& term : *list) term = *next++;
@@ -86,7 +84,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
       variable_list inputs{q, k, v};
       inputs.insert(inputs.end(), added.begin(), added.end());
       if (sinks.defined()) inputs.push_back(sinks);
-      grads = plain_gradients(std::move(inputs), grad_outputs, mask, call);
+      grads = plain_gradients(inputs, grad_outputs, mask, call);
     } else if (grad_output.defined()) {
       const KernelResult result{saved[3], {}, saved[4], saved[5]};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);

@@ -4,6 +4,14 @@
 
 namespace mha::detail {
 
+std::vector<at::Tensor> separate(std::vector<at::Tensor> inputs, bool create_graph) {
+  for (auto& input : inputs) {
+    input = create_graph ? input.view_as(input)
+                         : input.detach().requires_grad_(input.requires_grad());
+  }
+  return inputs;
+}
+
 std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results,
                                   const std::vector<at::Tensor>& grads,
                                   const std::vector<at::Tensor>& inputs, bool create_graph) {

@@ -6,6 +6,11 @@
 
 namespace mha::detail {
 
+/// Tensors equal to `inputs` to differentiate by, each on its own: where an input is computed
+/// from another, or is the same tensor, its gradient is not part of the other's. With
+/// `create_graph` gradients of gradients flow on to `inputs`.
+std::vector<at::Tensor> separate(std::vector<at::Tensor> inputs, bool create_graph);
+
 /// Gradients of `inputs`, undefined for those that require none and those that no gradient
 /// reaches. Results without a gradient of their own are left out; further ones than there are
 /// gradients too. With `create_graph` the gradients have gradients themselves.

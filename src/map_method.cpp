@@ -188,12 +188,14 @@ class MapFunction : public torch::autograd::Function<MapFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto settings = c10::static_intrusive_pointer_cast<MapSettings>(
         context->saved_data["settings"].toCapsule());
-    auto view = with_inputs(settings->view, context->get_saved_variables());
+    const bool create_graph = at::GradMode::is_enabled();
+    auto inputs = context->get_saved_variables();
+    if (create_graph) inputs = separate(std::move(inputs), create_graph);
+    auto view = with_inputs(settings->view, inputs);
     view.statistics = {};
-    auto found = at::GradMode::is_enabled()
-                     ? gradients(compute_by_parts(settings->method, view), grads,
-                                 inputs_of(view), /*create_graph=*/true)
-                     : gradients_by_parts(settings->method, view, grads);
+    auto found = create_graph ? gradients(compute_by_parts(settings->method, view), grads,
+                                          inputs, create_graph)
+                              : gradients_by_parts(settings->method, view, grads);
     found.resize(found.size() + 2);  // none for the view and the method
     return found;
   }

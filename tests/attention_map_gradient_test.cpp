@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "dense_map.h"
@@ -90,6 +91,28 @@ TEST(AttentionMapGradientTest, GradientsAreThoseOfTheWeights) {
   }
   EXPECT_FALSE(map.detach().entropy().requires_grad());
   EXPECT_TRUE(is_close(map.detach().entropy(), map.entropy(), 1e-14));
+}
+
+TEST(AttentionMapGradientTest, InputsComputedFromOneAnotherGetGradientsOfTheirOwnUseOnly) {
+  Random random(12);
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    const auto x = leaf(random.normal({2, 2, 3, 4}, dtype));
+    const auto added = x.narrow(3, 0, 3);
+    const auto mask = Mask::add(added) & Mask::add(added);
+    const auto options = AttentionOptions().sinks(x.mean({0, 2, 3}));
+    const auto first_and_second = [&](const at::Tensor& weights) {
+      const auto first = torch::autograd::grad({weights.pow(2).sum()}, {x}, {}, true, true)[0];
+      return std::pair{first, torch::autograd::grad({first.pow(2).sum()}, {x})[0]};
+    };
+    const auto [first, second] =
+        first_and_second(AttentionMap(x, x.sin(), mask, options).dense());
+    const auto [wanted_first, wanted_second] =
+        first_and_second(scaled_dot_product_attention(x, x.sin(), x, mask, options).weights);
+    const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-5;
+    EXPECT_TRUE(is_close(first, wanted_first, tolerance));
+    EXPECT_TRUE(is_close(second, wanted_second, tolerance));
+    EXPECT_GT(first.abs().max().item<double>(), 1e-2);
+  }
 }
 
 // 2^21 weights at a time are 2,000 of these rows: parts of one head and of several, summed and

@@ -4,6 +4,9 @@
 // Tolerance: with step h a central difference of a loss f is off by h^2 |f'''| / 6 from the
 // expansion and by about eps |f| / h from rounding. At h = 6e-6, the cube root of eps, both are
 // near 1e-10 for losses of magnitude 1 to 10, so 1e-8 leaves room and a wrong factor has none.
+//
+// The kernels' gradients of gradients, in float32 and bfloat16, are compared with float64's:
+// 1e-4 and 0.1 of the largest are a hundred and some ten roundings of terms that cancel.
 #include <mha/multi_head_attention.h>
 #include <mha/scaled_dot_product_attention.h>
 
@@ -253,6 +256,95 @@ TEST(SecondOrderGradientTest, TheModuleAgreesWithCentralDifferencesOfFirstOrder)
     return (module(leaves[0].second, key, key, Mask::causal()).output * upstream).sum();
   };
   expect_right_gradients(loss_of_gradients(loss, leaves), leaves);
+}
+
+// A call whose inputs are one tensor or are computed from one another, as a function of x
+// (2, 2, 3, 4).
+struct SharedInputs {
+  const char* name;
+  std::function<at::Tensor(const at::Tensor&)> output;
+};
+std::vector<SharedInputs> shared_inputs() {
+  const auto attend = [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const Mask& mask = {}, const AttentionOptions& options = {}) {
+    torch::manual_seed(67);  // one pattern of dropout
+    return mha::scaled_dot_product_attention(q, k, v, mask, options).output;
+  };
+  return {
+      {"one tensor three times", [=](const at::Tensor& x) { return attend(x, x, x); }},
+      {"causal, with dropout",
+       [=](const at::Tensor& x) {
+         return attend(x, x, x, Mask::causal(), AttentionOptions().dropout(0.3));
+       }},
+      {"key is value",
+       [=](const at::Tensor& x) {
+         const auto k = x.cos();
+         return attend(x.sin(), k, k);
+       }},
+      {"key from query, value from key",
+       [=](const at::Tensor& x) {
+         const auto k = x.sin();
+         return attend(x, k, k.cos());
+       }},
+      {"added mask from query and key",
+       [=](const at::Tensor& x) {
+         const auto k = x.sin();
+         return attend(x, k, x, Mask::add(x.matmul(k.transpose(2, 3)).cos()) & Mask::causal());
+       }},
+      {"one mask added twice",
+       [=](const at::Tensor& x) {
+         const auto added = x.narrow(3, 0, 3);
+         return attend(x, x.sin(), x.cos(), Mask::add(added) & Mask::add(added));
+       }},
+      {"table from query",
+       [=](const at::Tensor& x) {
+         return attend(x, x.sin(), x.cos(), Mask::relative(x.flatten(2)[0].narrow(1, 0, 5)));
+       }},
+      {"sinks from query",
+       [=](const at::Tensor& x) {
+         return attend(x, x.sin(), x, {},
+                       AttentionOptions().softcap(2).sinks(x.mean({0, 2, 3})));
+       }},
+  };
+}
+
+// Gradients by x of the first, second and third order, each of a sum over the one before.
+std::vector<at::Tensor> orders_of_gradients(const SharedInputs& shared, const at::Tensor& x) {
+  std::vector<at::Tensor> orders;
+  auto loss = shared.output(x).pow(2).sum();
+  for (int order = 1; order <= 3; ++order) {
+    orders.push_back(torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true)[0]);
+    loss = (orders.back() * x.detach().cos()).sum();
+  }
+  return orders;
+}
+
+TEST(SharedInputsTest, GradientsOfEveryOrderAreThoseOfEachUse) {
+  torch::manual_seed(68);
+  const auto data = draw({2, 2, 3, 4});
+  for (const auto& shared : shared_inputs()) {
+    SCOPED_TRACE(shared.name);
+    const auto in_double = leaf(data);
+    const Loss loss = [&] { return shared.output(in_double).pow(2).sum(); };
+    expect_right_gradients(loss, {{"x", in_double}});
+    expect_right_gradients(loss_of_gradients(loss, {{"x", in_double}}), {{"x", in_double}});
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto x = leaf(data.to(dtype)), same = leaf(x.to(at::kDouble));
+      const auto actual = orders_of_gradients(shared, x);
+      const auto expected = orders_of_gradients(shared, same);
+      for (size_t i = 0; i < actual.size(); ++i) {
+        const double largest = expected[i].abs().max().item<double>();
+        EXPECT_TRUE(
+            is_close(actual[i], expected[i], (dtype == at::kFloat ? 1e-4 : 0.1) * largest))
+            << dtype << ", order " << i + 1;
+      }
+      const auto unrecorded = torch::autograd::grad({shared.output(x).pow(2).sum()}, {x})[0];
+      EXPECT_TRUE(
+          is_close(actual[0], unrecorded,
+                   (dtype == at::kFloat ? 1e-5 : 0.02) * unrecorded.abs().max().item<double>()))
+          << dtype << ", with and without a graph";
+    }
+  }
 }
 
 }  // namespace
