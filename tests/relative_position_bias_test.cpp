@@ -1,5 +1,7 @@
 // Guards T5's relative position bias: buckets against the published formula in plain loops, and
 // what attention makes of the table. Tolerance: a few roundings of float32 near 1.
+#include <mha/attention_map.h>
+#include <mha/multi_head_attention.h>
 #include <mha/relative_position_bias.h>
 
 #include <cmath>
@@ -11,6 +13,7 @@
 namespace mha {
 namespace {
 
+using test::is_bit_equal;
 using test::is_close;
 using test::refuses;
 
@@ -84,6 +87,37 @@ TEST(RelativePositionBiasTest, TheTableLearns) {
   EXPECT_TRUE(test::all_zero(gradient[2]));
   // A softmax ignores what is added to all scores.
   EXPECT_TRUE(is_close(gradient.sum(0), at::zeros({2}), 1e-5));
+}
+
+// With 4 keys gradients of the table are sums of some ten numbers, each rounded once to half.
+TEST(RelativePositionBiasTest, AHalfTableIsThatOfItsNumbersInFloat32) {
+  torch::manual_seed(2);
+  const auto q = torch::randn({1, 2, 4, 4}), v = torch::randn({1, 2, 4, 4});
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    RelativePositionBias half(RelativePositionBiasOptions(2)), wide(half->options);
+    half->to(dtype);
+    at::Tensor(wide->weight).set_data(half->weight.detach().to(at::kFloat));
+    const auto attend = [&](const RelativePositionBias& bias) {
+      return scaled_dot_product_attention(q, q, v, bias->forward(4, 4));
+    };
+    const auto found = attend(half), expected = attend(wide);
+    EXPECT_TRUE(is_close(found.output, expected.output, 1e-6)) << dtype;
+    EXPECT_TRUE(
+        is_close(AttentionMap(q, q, half->forward(4, 4)).dense(), expected.weights, 1e-6))
+        << dtype;
+    found.output.square().sum().backward();
+    expected.output.square().sum().backward();
+    EXPECT_EQ(half->weight.grad().scalar_type(), dtype);
+    const auto& gradient = wide->weight.grad();
+    EXPECT_TRUE(is_close(half->weight.grad(), gradient,
+                         8 * test::unit_roundoff(dtype) * gradient.abs().max().item<double>()))
+        << dtype;
+
+    MultiHeadAttention module(MultiHeadAttentionOptions(8, 2).dtype(dtype));
+    const auto x = torch::randn({2, 4, 8}).to(dtype);
+    const auto mixed = module(x, x, x, wide->forward(4, 4)).output;
+    EXPECT_TRUE(is_bit_equal(module(x, x, x, half->forward(4, 4)).output, mixed)) << dtype;
+  }
 }
 
 TEST(RelativePositionBiasTest, ItsParameterHasTheNameAndShapeOfT5s) {
