@@ -12,13 +12,15 @@ void add_cache_mask(const AppendPlan& plan, std::optional<int64_t> window, int64
                     at::Device device, KeySource& source) {
   if (window) source.mask = source.mask & Mask::window(*window - 1, -1);
   if (plan.aligned) return;
-  auto first_queries = plan.offsets, lengths = plan.offsets;
+  auto first_queries = plan.offsets, lengths = plan.offsets, real_queries = plan.added;
   for (size_t i = 0; i < lengths.size(); ++i) {
     first_queries[i] += new_keys - source.sizes.queries;
+    real_queries[i] -= new_keys - source.sizes.queries;
     lengths[i] += plan.added[i];
   }
   source.mask = source.mask & Mask::lengths(to_tensor(lengths).to(device));
   source.offsets = to_tensor(first_queries).to(device);
+  source.real_queries = to_tensor(real_queries).to(device);
 }
 
 KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& query,
@@ -33,7 +35,7 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
   TORCH_CHECK(cache.keys.defined(),
               "MultiHeadAttention: memory: expected what project_keys "
               "returned, found an empty cache");
-  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}, {}};
+  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}, {}, {}};
   const int64_t batch = source.sizes.batch;
   const auto& keys = cache.keys;
   TORCH_CHECK(keys.size(0) == batch,
@@ -72,6 +74,7 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& quer
       {},
       nullptr,
       false,
+      {},
       {},
       {}};
   if (!call.cache()) return source;

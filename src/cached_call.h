@@ -20,6 +20,7 @@ struct KeySource {
   bool appends = false;           ///< the call's tokens join the cache
   std::vector<int64_t> cached;    ///< tokens of each sample that came before; empty: none
   AppendPlan plan;
+  at::Tensor real_queries;  ///< (N) queries before a sample's padding; undefined: no padding
 };
 
 /// Checks the inputs of a call, its cache options and what an append would do. Key and value

@@ -62,15 +62,18 @@ bool all_see_themselves(const detail::ResolvedMask& mask) {
          mask.band.high >= 0;
 }
 
-// Zeroes the tokens that can have no effect: queries that see nothing, keys and
-// values that nobody sees. In a padded token NaN would reach the projections'
-// gradients as 0 * NaN.
-void drop_unseen_tokens(detail::Tokens& tokens, const detail::ResolvedMask& mask) {
+// Zeroes the tokens that can have no effect: queries that see nothing or are padding, keys and
+// values that nobody sees. In a padded token NaN would reach the gradients of the projections,
+// or the gate's product, as 0 * NaN.
+void drop_unseen_tokens(detail::Tokens& tokens, const detail::KeySource& source,
+                        const detail::ResolvedMask& mask) {
   if (all_see_themselves(mask)) return;
   auto &query = tokens.query, &key = tokens.key, &value = tokens.value;
-  const bool may_matter = detail::may_be_non_finite(query) ||
-                          (!key.is_same(query) && detail::may_be_non_finite(key)) ||
-                          (!value.is_same(key) && detail::may_be_non_finite(value));
+  const bool holds_keys = !source.cache;  // what a cache takes, later calls may see
+  const bool may_matter =
+      detail::may_be_non_finite(query) ||
+      (holds_keys && !key.is_same(query) && detail::may_be_non_finite(key)) ||
+      (holds_keys && !value.is_same(key) && detail::may_be_non_finite(value));
   if (!may_matter) return;
   auto given = mask;
   given.extra_keys = 0;
@@ -79,12 +82,17 @@ void drop_unseen_tokens(detail::Tokens& tokens, const detail::ResolvedMask& mask
   const auto pairs = allowed.any(1).expand({mask.batch, mask.queries, mask.keys});
   const auto unseen = pairs.any(1).logical_not().unsqueeze(-1);
   const bool shared = value.is_same(key);
-  if (key.size(1) == mask.keys) {  // else they come from a cache
+  if (holds_keys) {
     key = key.masked_fill(unseen, 0);
     value = shared ? key : value.masked_fill(unseen, 0);
   }
-  if (mask.extra_keys == 0) {
-    query = query.masked_fill(pairs.any(2).logical_not().unsqueeze(-1), 0);
+  const auto drop_queries = [&query](const at::Tensor& idle) {
+    query = query.masked_fill(idle.unsqueeze(-1), 0);
+  };
+  if (mask.extra_keys == 0) drop_queries(pairs.any(2).logical_not());
+  if (source.real_queries.defined()) {
+    const auto places = at::arange(mask.queries, source.real_queries.options());
+    drop_queries(places.ge(source.real_queries.unsqueeze(1)));
   }
 }
 
@@ -246,8 +254,7 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
       options, call,
       {sizes.batch, sizes.queries, call.memory() ? sizes.keys : tokens.key.size(1)}, key_tokens,
       source.cached);
-  // What a cache takes has no gradients, for which alone it matters.
-  if (!source.appends) drop_unseen_tokens(tokens, resolved);
+  drop_unseen_tokens(tokens, source, resolved);
 
   const bool traced = map || detail::is_recording();
   auto projected = detail::project_heads(*this, *packed_weights_, tokens,

@@ -11,7 +11,6 @@
 #include <mha/multi_head_attention.h>
 
 #include <cmath>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -320,23 +319,6 @@ TEST(CachedAttentionTest, KeysProjectedOnceGiveTheOutputsOfCallsWithKeyAndValue)
                          expected.output, 1e-6));
     EXPECT_TRUE(is_bit_equal(memory.key(), again.key()));
   }
-}
-
-TEST(CachedAttentionTest, NaNInAQueryThatSeesNothingOfAMemoryReachesNoGradient) {
-  auto module = seeded_module(MultiHeadAttentionOptions(16, 2));
-  Random random(11);
-  const auto key = random.normal({2, 4, 16});
-  const auto query = random.normal({2, 1, 16});
-  query[1].fill_(std::numeric_limits<double>::quiet_NaN());
-  const auto memory = [&] {
-    at::NoGradGuard no_grad;
-    return module->project_keys(key);
-  }();
-  const auto result =
-      module->attend(query, CallOptions(Mask::lengths(counts({4, 0}))).memory(memory));
-  EXPECT_TRUE(is_close(result.output[1][0], module->W_o->bias, 0));
-  result.output.sum().backward();
-  EXPECT_TRUE(is_finite(module->W_q->weight.grad()));
 }
 
 TEST(CachedAttentionTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
