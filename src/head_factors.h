@@ -2,6 +2,8 @@
 
 #include <mha/multi_head_attention.h>
 
+#include <memory>
+
 #include "packed_weight.h"
 
 namespace mha::detail {
@@ -10,10 +12,16 @@ namespace mha::detail {
 void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads);
 
 /// The heads' output (N, H, L, D) times sigmoid(query W_g) and times the call's `head_mask`,
-/// where the module has a gate and the call a mask. Without gradients it may be computed in
-/// place. `query` (N, L, E).
+/// where the module has a gate and the call a mask. A factor of 0 gives 0, whatever it
+/// multiplies. Without gradients it may be computed in place. `query` (N, L, E).
 at::Tensor multiply_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           const at::Tensor& heads, const at::Tensor& query,
                           const at::Tensor& head_mask);
+
+/// Where parameters hold NaN or infinity and a `head_mask` switches heads off for all samples:
+/// the layer with zeros for the parameters of these heads alone, through which gradients flow
+/// to `module`. Else null, since finite parameters do no harm under a factor of 0.
+std::shared_ptr<MultiHeadAttentionImpl> without_heads_off(const MultiHeadAttentionImpl& module,
+                                                          const at::Tensor& head_mask);
 
 }  // namespace mha::detail
