@@ -211,6 +211,31 @@ TEST_F(FusedAttentionTest, LongInputsTakeNoMemoryForAMap) {
   EXPECT_LT(PeakMemory::mib() - before_training, 4 * 8 + 32)
       << "training: output, its gradient and those of q, k and v are 4 MiB each";
 }
+
+// One map of one head would be 256 MiB, one of bool 64 MiB.
+TEST_F(FusedAttentionTest, MasksOfPositionsTakeNoMemoryForAMap) {
+  constexpr int64_t length = 8192;
+  const auto q = torch::randn({1, 2, length, 64}), k = torch::randn({1, 2, length, 64});
+  const auto options = AttentionOptions().weights(Weights::none);
+  const auto ids = at::arange(length).div(512, "floor");
+  const auto slopes = torch::tensor({0.5f, 0.01f}), table = torch::randn({2, 2 * length - 1});
+  PeakMemory::reset();
+  const double before = PeakMemory::mib();
+  if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
+  const auto mask = Mask::documents(ids) & Mask::alibi(slopes) & Mask::relative(table) &
+                    Mask::window(300, 20) & Mask::causal(torch::tensor({5}));
+  scaled_dot_product_attention(q, k, k, mask, options);
+  EXPECT_LT(PeakMemory::mib() - before, 4 + 32) << "forward: the output is 4 MiB";
+
+  const auto leaf = table.clone().requires_grad_();
+  PeakMemory::reset();
+  const double before_training = PeakMemory::mib();
+  scaled_dot_product_attention(q, k, k, Mask::documents(ids) & Mask::relative(leaf), options)
+      .output.sum()
+      .backward();
+  EXPECT_LT(PeakMemory::mib() - before_training, 5 * 4 + 32)
+      << "training: output, its gradient and those of q, k and v are 4 MiB each";
+}
 #endif
 
 }  // namespace
