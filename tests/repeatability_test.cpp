@@ -3,12 +3,14 @@
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <mha/multi_head_attention.h>
 #include <mha/scaled_dot_product_attention.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_path.h"
@@ -73,8 +75,7 @@ TEST_P(RepeatabilityTest, AnyNumberOfThreadsGivesTheSameBits) {
       const auto call = draw(random, sizes, kind, GetParam());
       // The plain path multiplies by the BLAS, whose batched products in the backward sum in an
       // order that depends on the threads. There the gradients agree up to rounding.
-      const bool fused =
-          GetParam() == at::kFloat && !call.added.defined() && !detail::plain_is_forced();
+      const bool by_kernels = GetParam() != at::kDouble && !detail::plain_is_forced();
       at::set_num_threads(1);
       const auto alone = run_library(call);
       for (const int threads : {2, 4, 8}) {
@@ -83,7 +84,7 @@ TEST_P(RepeatabilityTest, AnyNumberOfThreadsGivesTheSameBits) {
         const auto where = std::to_string(threads) + " threads, " + call.name;
         expect_bit_equal_forward(results, alone, where);
         for (const auto& pair : gradients(results, alone)) {
-          if (fused) {
+          if (by_kernels) {
             EXPECT_TRUE(is_bit_equal(pair.actual, pair.expected)) << pair.name << ", " << where;
           } else {
             // A half type rounds once more, and may do so the other way.
@@ -98,6 +99,102 @@ TEST_P(RepeatabilityTest, AnyNumberOfThreadsGivesTheSameBits) {
       }
     }
   }
+}
+
+// What a call under `options` gives, with the gradients of all that asks for one.
+std::vector<at::Tensor> run_kernels(const at::Tensor& query, const at::Tensor& key,
+                                    const at::Tensor& value, const Mask& mask,
+                                    const AttentionOptions& options) {
+  torch::manual_seed(12);  // one pattern of dropout
+  std::vector<at::Tensor> leaves{query, key, value};
+  for (const auto& term : mask.terms()) {
+    if (term.tensor.defined() && term.tensor.requires_grad()) leaves.push_back(term.tensor);
+  }
+  if (options.sinks().defined()) leaves.push_back(options.sinks());
+  const auto [output, weights] = scaled_dot_product_attention(query, key, value, mask, options);
+  auto results = torch::autograd::grad({output}, leaves, {output.detach().cos()});
+  results.push_back(output);
+  if (weights.defined()) results.push_back(weights);
+  return results;
+}
+
+TEST_P(RepeatabilityTest, EveryMaskAndOptionGivesTheSameBitsAtAnyNumberOfThreads) {
+  const auto dtype = GetParam();
+  if (dtype == at::kDouble || detail::plain_is_forced()) {
+    GTEST_SKIP() << "the plain path's gradients are the BLAS's";
+  }
+  Random random(11);
+  for (const auto& [l, s] : {std::pair<int64_t, int64_t>{150, 150}, {40, 1300}, {2, 2500}}) {
+    const auto leaf = [&](at::IntArrayRef shape) {
+      return random.normal(shape, dtype).requires_grad_();
+    };
+    const auto query = leaf({2, 4, l, 16}), key = leaf({2, 2, s, 16}),
+               value = leaf({2, 2, s, 24});
+    const auto ids = [&](int64_t places) {
+      return at::arange(places).mul(3).div(places, "floor");
+    };
+    const auto offsets = at::tensor({s - l, int64_t{3}});
+    const std::vector<Mask> masks{
+        Mask(),
+        Mask::causal(),
+        Mask::causal(offsets) & Mask::lengths(at::tensor({s, s / 2})),
+        Mask::window(30, 4) & Mask::alibi(at::tensor({1.0f, 0.5f, 0.1f, 0.01f})),
+        Mask::window(20, -1, offsets) & Mask::block(random.coins({2, 4, l, s}, 0.2)),
+        Mask::documents(ids(l), ids(s)) & Mask::keep_keys(random.coins({2, s}, 0.9)),
+        Mask::relative(leaf({4, l + s - 1})) & Mask::causal(),
+        Mask::relative(leaf({1, l + s - 1})),
+        Mask::add(leaf({l, s})) & Mask::add(leaf({2, 1, l, s})),
+        Mask::add(leaf({8, l, s})) & Mask::window(100, 100)};
+    const std::vector<AttentionOptions> all{
+        AttentionOptions().weights(Weights::none),
+        AttentionOptions().weights(Weights::averaged).softcap(3).sinks(leaf({4})),
+        AttentionOptions().weights(Weights::per_head).dropout(0.2)};
+    for (size_t i = 0; i < masks.size(); ++i) {
+      const auto& options = all[i % all.size()];
+      at::set_num_threads(1);
+      const auto alone = run_kernels(query, key, value, masks[i], options);
+      for (const int threads : {2, 4, 8}) {
+        at::set_num_threads(threads);
+        const auto results = run_kernels(query, key, value, masks[i], options);
+        for (size_t r = 0; r < alone.size(); ++r) {
+          EXPECT_TRUE(is_bit_equal(results[r], alone[r]))
+              << "result " << r << ", " << masks[i] << ", L=" << l << ", S=" << s << ", "
+              << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RepeatabilityTest, StepsOverACacheGiveTheSameBitsAtAnyNumberOfThreads) {
+  if (GetParam() == at::kDouble || detail::plain_is_forced()) {
+    GTEST_SKIP() << "the plain path's products are the BLAS's";
+  }
+  at::NoGradGuard no_grad;
+  Random random(13);
+  const auto x = random.normal({2, 1200, 32}, GetParam());
+  torch::manual_seed(14);
+  MultiHeadAttention module(MultiHeadAttentionOptions(32, 4)
+                                .num_kv_heads(2)
+                                .dtype(GetParam())
+                                .rotary(RotaryOptions()));
+  const auto run = [&](int threads) {
+    at::set_num_threads(threads);
+    const auto call = CallOptions(Mask::causal()).weights(Weights::none).cache(KVCache());
+    std::vector<at::Tensor> outputs;
+    const auto step = [&](int64_t first, int64_t count, const at::Tensor& lengths) {
+      outputs.push_back(
+          module->attend(x.narrow(1, first, count), CallOptions(call).new_lengths(lengths))
+              .output);
+    };
+    step(0, 1150, {});
+    for (int64_t t = 1150; t < 1160; ++t) step(t, 1, {});
+    step(1160, 30, at::tensor({30, 11}));
+    for (int64_t t = 1190; t < 1200; ++t) step(t, 1, {});
+    return at::cat(outputs, 1);
+  };
+  const auto alone = run(1);
+  for (const int threads : {2, 4, 8}) EXPECT_TRUE(is_bit_equal(run(threads), alone)) << threads;
 }
 
 TEST_P(RepeatabilityTest, BatchSizeAndPlaceInTheBatchChangeNoBit) {
