@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace mha::detail {
@@ -21,6 +22,11 @@ void add_cache_mask(const AppendPlan& plan, std::optional<int64_t> window, int64
   source.mask = source.mask & Mask::lengths(to_tensor(lengths).to(device));
   source.offsets = to_tensor(first_queries).to(device);
   source.real_queries = to_tensor(real_queries).to(device);
+}
+
+bool differ(const std::vector<int64_t>& numbers) {
+  return std::any_of(numbers.begin(), numbers.end(),
+                     [&](int64_t number) { return number != numbers.front(); });
 }
 
 KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& query,
@@ -55,6 +61,14 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
               "MultiHeadAttention: memory: expected the appended keys "
               "of add_bias_kv and add_zero_attn, found ",
               cache.longest(), " keys");
+  if (differ(cache.lengths)) {
+    TORCH_CHECK(extra == 0,
+                "MultiHeadAttention: memory: expected samples of one length beside add_bias_kv "
+                "and add_zero_attn, whose keys come last in each, found ",
+                at::IntArrayRef(cache.lengths));
+    // Behind a shorter sample's end lie zeros, or tokens that a reset or crop has forgotten.
+    source.mask = source.mask & Mask::lengths(to_tensor(cache.lengths).to(query.device()));
+  }
   source.sizes.keys = cache.longest() - extra;
   return source;
 }

@@ -30,7 +30,9 @@ struct CallOptions {
   /// L. The others are padding; their outputs mean nothing. Default: all.
   TORCH_ARG(at::Tensor, new_lengths);
   /// Keys and values from `MultiHeadAttention::project_keys`, in place of key and value: those
-  /// of an encoder's output, which each step of a decoder attends to. The call only reads.
+  /// of an encoder's output, which each step of a decoder attends to. The call only reads. In a
+  /// cache of different lengths what lies behind a sample's end is blocked, as by
+  /// `Mask::lengths`.
   TORCH_ARG(std::optional<KVCache>, memory);
   /// Rotary positions of the queries, (L) or (N, L) integers, batch first; in self-attention of
   /// the keys too. Default: 0, 1, ..., with a cache from its `next_positions()` on; where keys
