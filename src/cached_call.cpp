@@ -77,6 +77,7 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
 
 KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& query,
                     const at::Tensor& key, const at::Tensor& value, const CallOptions& call) {
+  check_module(module);
   TORCH_CHECK(call.cache() || !call.new_lengths().defined(),
               "MultiHeadAttention: new_lengths: expected a cache to append to, found none; "
               "Mask::lengths marks padding");

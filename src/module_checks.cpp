@@ -12,7 +12,8 @@
 namespace mha::detail {
 namespace {
 
-constexpr int64_t largest_size = int64_t{1} << 40;  // products of two stay within int64_t
+constexpr int64_t largest_size = int64_t{1} << 40;
+constexpr int64_t largest_weight = int64_t{1} << 44;  // 2^47 bytes of float64: an address space
 
 void check_positive(const char* name, int64_t size) {
   TORCH_CHECK(size > 0 && size <= largest_size, "MultiHeadAttentionOptions: ", name,
@@ -69,6 +70,17 @@ void check_options(const MultiHeadAttentionOptions& options) {
   }
   if (options.kdim()) check_positive("kdim", *options.kdim());
   if (options.vdim()) check_positive("vdim", *options.vdim());
+  const int64_t inner =
+      options.head_dim() ? options.num_heads() * *options.head_dim() : options.d_model();
+  for (const auto& [name, width] :
+       {std::pair{"d_model", options.d_model()}, std::pair{"kdim", options.kdim().value_or(1)},
+        std::pair{"vdim", options.vdim().value_or(1)}}) {
+    TORCH_CHECK(width <= largest_weight / inner, "MultiHeadAttentionOptions: ", name,
+                ": expected weights of up to 2^44 numbers, found ", width,
+                " * num_heads * "
+                "head_dim = ",
+                width, " * ", inner);
+  }
   TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,
               "MultiHeadAttentionOptions: dropout: expected a probability in "
               "[0, 1], found ",
@@ -92,6 +104,51 @@ void check_options(const MultiHeadAttentionOptions& options) {
   TORCH_CHECK(!options.dtype() || c10::isFloatingType(*options.dtype()),
               "MultiHeadAttentionOptions: dtype: expected a floating dtype, found ",
               options.dtype().value_or(at::kFloat));
+}
+
+void check_module(const MultiHeadAttentionImpl& module) {
+  const auto& options = module.options;
+  check_options(options);
+  const int64_t d_model = options.d_model(), heads = options.num_heads(), d = module.head_dim();
+  const int64_t inner = heads * d, kv_inner = module.num_kv_heads() * d;
+  const auto check = [&](const char* name, const at::Tensor& parameter, at::IntArrayRef shape) {
+    TORCH_CHECK(parameter.defined() && parameter.sizes() == shape, "MultiHeadAttention: ", name,
+                ": expected shape ", shape, " by the options (d_model ", d_model,
+                ", num_heads ", heads, ", num_kv_heads ", module.num_kv_heads(), ", head_dim ",
+                d, "), found ", parameter.defined() ? c10::str(parameter.sizes()) : "none",
+                "; sizes are for the constructor to set");
+  };
+  const auto check_layer = [&](const char* name, const torch::nn::Linear& layer, int64_t out,
+                               int64_t in) {
+    check(name, layer->weight, {out, in});
+    TORCH_CHECK(!layer->bias.defined() || layer->bias.sizes() == at::IntArrayRef{out},
+                "MultiHeadAttention: the bias beside ", name, ": expected shape [", out,
+                "], found ", layer->bias.sizes());
+  };
+  const auto check_if = [&](bool wanted, const char* name, const at::Tensor& parameter,
+                            at::IntArrayRef shape) {
+    if (wanted) return check(name, parameter, shape);
+    TORCH_CHECK(!parameter.defined(), "MultiHeadAttention: ", name,
+                ": expected none by the options, found ", parameter.sizes(),
+                "; parameters are for the constructor to register");
+  };
+  check_layer("W_q.weight", module.W_q, inner, d_model);
+  check_layer("W_k.weight", module.W_k, kv_inner, options.kdim().value_or(d_model));
+  check_layer("W_v.weight", module.W_v, kv_inner, options.vdim().value_or(d_model));
+  check_layer("W_o.weight", module.W_o, d_model, inner);
+  check_if(options.add_bias_kv(), "bias_k", module.bias_k, {1, 1, kv_inner});
+  check_if(options.add_bias_kv(), "bias_v", module.bias_v, {1, 1, kv_inner});
+  check_if(options.sinks(), "sinks", module.sinks, {heads});
+  check_if(options.qk_norm() != QKNorm::none, "q_norm", module.q_norm, {d});
+  check_if(options.qk_norm() != QKNorm::none, "k_norm", module.k_norm, {d});
+  const bool gated = options.output_gate() != OutputGate::none;
+  TORCH_CHECK(gated != module.W_g.is_empty(), "MultiHeadAttention: W_g: expected ",
+              gated ? "a layer" : "none", " by output_gate ", options.output_gate(), ", found ",
+              gated ? "none" : "one", "; set it before the module is made");
+  if (gated) {
+    const bool per_head = options.output_gate() == OutputGate::per_head;
+    check_layer("W_g.weight", module.W_g, per_head ? heads : inner, d_model);
+  }
 }
 
 InputSizes check_query(const MultiHeadAttentionImpl& module, const at::Tensor& query) {

@@ -7,6 +7,10 @@ namespace mha::detail {
 /// Throws `c10::Error` naming the first option that has no sensible meaning.
 void check_options(const MultiHeadAttentionOptions& options);
 
+/// Throws `c10::Error` unless the options, which anybody may change, still have a meaning and
+/// fit the parameters.
+void check_module(const MultiHeadAttentionImpl& module);
+
 struct InputSizes {
   int64_t batch, queries, keys;
 };

@@ -196,6 +196,7 @@ TracedAttention MultiHeadAttentionImpl::trace(const at::Tensor& query, const at:
 
 KVCache MultiHeadAttentionImpl::project_keys(const at::Tensor& key, const at::Tensor& value,
                                              const KVCacheOptions& cache_options) {
+  detail::check_module(*this);
   KVCache cache(cache_options);
   const at::Tensor& given_value = value.defined() ? value : key;
   detail::check_keys(*this, key, given_value);

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "module_checks.h"
+
 namespace mha {
 namespace {
 
@@ -60,6 +62,7 @@ at::Tensor blocks(const at::Tensor& tensor, int64_t dim, int64_t count,
 }  // namespace
 
 void MultiHeadAttentionImpl::prune_heads(const std::vector<int64_t>& heads) {
+  detail::check_module(*this);
   const int64_t h = options.num_heads(), kv_heads = num_kv_heads(), d = head_dim();
   const KeptHeads kept = kept_heads(heads, h, kv_heads);
   if (heads.empty()) return;

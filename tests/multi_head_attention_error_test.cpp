@@ -1,10 +1,15 @@
 // Guards that a wrong call or a wrong option of the module is refused with an error that names
 // the argument, what was expected and what was found, and that a refused call changes nothing.
 #include <mha/multi_head_attention.h>
+#include <mha/weight_file.h>
 
+#include <functional>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "expect.h"
+#include "support.h"
 
 namespace mha {
 namespace {
@@ -40,6 +45,14 @@ TEST(RefusedOptionsTest, SizesWhoseProductOverflows) {
   EXPECT_TRUE(refused_options(options().head_dim(huge), {"head_dim", std::to_string(huge)}));
   EXPECT_TRUE(
       refused_options(MultiHeadAttentionOptions(huge, 1), {"d_model", std::to_string(huge)}));
+}
+
+TEST(RefusedOptionsTest, SizesWhoseWeightsNoMemoryHolds) {
+  const int64_t huge = int64_t{1} << 40;
+  const auto found = std::to_string(huge);
+  EXPECT_TRUE(refused_options(MultiHeadAttentionOptions(huge, 1), {"d_model", "2^44", found}));
+  EXPECT_TRUE(refused_options(options().head_dim(32).kdim(huge), {"kdim", "2^44", found}));
+  EXPECT_TRUE(refused_options(options().head_dim(32).vdim(huge), {"vdim", "2^44", found}));
 }
 
 TEST(RefusedOptionsTest, HeadsThatDoNotDivideTheModelUnlessTheHeadSizeIsGiven) {
@@ -165,6 +178,81 @@ TEST_F(RefusedCallTest, AMaskThatCountsTheAppendedKeys) {
   module_ = MultiHeadAttention(options().kdim(5).vdim(7).add_bias_kv(true));
   EXPECT_TRUE(refused(query_, key_, value_, {"Mask::keep", "6", "[4, 7]"},
                       Mask::keep(at::ones({4, 7}))));
+}
+
+// Options are public, and so are the parameters: a change that leaves them at odds is refused
+// by every call.
+struct Change {
+  std::function<void(MultiHeadAttentionImpl&)> make;
+  std::vector<std::string> words;
+};
+
+TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
+  const auto all = MultiHeadAttentionOptions(64, 8)
+                       .add_bias_kv(true)
+                       .sinks(true)
+                       .qk_norm(QKNorm::rms)
+                       .output_gate(OutputGate::per_head);
+  const auto x = at::randn({2, 3, 64});
+  const std::vector<Change> changes{
+      {[](auto& m) { m.options.num_kv_heads(4); }, {"W_k.weight", "[32, 64]", "[64, 64]"}},
+      {[](auto& m) { m.options.num_kv_heads(3); }, {"num_kv_heads", "8", "3"}},
+      {[](auto& m) { m.options.num_heads(0); }, {"num_heads", "0"}},
+      {[](auto& m) { m.options.num_heads(4); }, {"sinks", "[4]", "[8]"}},
+      {[](auto& m) { m.options.d_model(32); }, {"W_q.weight", "[32, 32]", "[64, 64]"}},
+      {[](auto& m) { m.options.head_dim(16); }, {"W_q.weight", "[128, 64]", "[64, 64]"}},
+      {[](auto& m) { m.options.kdim(32); }, {"W_k.weight", "[64, 32]", "[64, 64]"}},
+      {[](auto& m) { m.options.vdim(32); }, {"W_v.weight", "[64, 32]", "[64, 64]"}},
+      {[](auto& m) { m.options.rotary(RotaryOptions().rotary_dim(100)); },
+       {"rotary_dim", "8", "100"}},
+      {[](auto& m) { m.options.softcap(-3); }, {"softcap", "-3"}},
+      {[](auto& m) { m.options.dropout(2); }, {"dropout", "2"}},
+      {[](auto& m) { m.options.add_bias_kv(false); }, {"bias_k", "none", "[1, 1, 64]"}},
+      {[](auto& m) { m.options.sinks(false); }, {"sinks", "none", "[8]"}},
+      {[](auto& m) { m.options.qk_norm(QKNorm::none); }, {"q_norm", "none", "[8]"}},
+      {[](auto& m) { m.options.output_gate(OutputGate::none); }, {"W_g", "none"}},
+      {[](auto& m) { m.options.output_gate(OutputGate::elementwise); },
+       {"W_g.weight", "[64, 64]", "[8, 64]"}},
+      {[](auto& m) {
+         m.W_q->weight.set_data(at::zeros({64, 65}));
+       },
+       {"W_q.weight", "65"}},
+      {[](auto& m) {
+         m.W_k->weight.set_data(at::zeros({32, 64}));
+       },
+       {"W_k.weight", "32"}},
+      {[](auto& m) {
+         m.W_o->weight.set_data(at::zeros({64, 32}));
+       },
+       {"W_o.weight", "32"}},
+      {[](auto& m) { m.W_v->bias.set_data(at::zeros({63})); }, {"W_v.weight", "bias", "63"}},
+      {[](auto& m) { m.q_norm.set_data(at::ones({4})); }, {"q_norm", "[8]", "[4]"}},
+      {[](auto& m) { m.k_norm = at::Tensor(); }, {"k_norm", "[8]", "none"}},
+      {[](auto& m) { m.sinks.set_data(at::zeros({7})); }, {"sinks", "[8]", "[7]"}},
+      {[](auto& m) { m.bias_v.set_data(at::zeros({64})); }, {"bias_v", "[1, 1, 64]", "[64]"}},
+  };
+  for (const auto& [make, words] : changes) {
+    MultiHeadAttention module(all);
+    make(*module);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { module->forward(x); }, [&] { module->project_keys(x); },
+             [&] { module->attend(x, CallOptions().cache(KVCache())); },
+             [&] { module->prune_heads({0}); }, [&] { save(module, "unwritten"); }}) {
+      for (const auto& word : words) EXPECT_TRUE(refuses(call, {word}));
+    }
+  }
+}
+
+TEST(ChangedModuleTest, OptionsThatSayNothingOfParametersMayChange) {
+  MultiHeadAttention module(MultiHeadAttentionOptions(64, 8));
+  module->eval();
+  const auto x = at::randn({2, 3, 64});
+  const auto before = module->forward(x).output;
+  module->options.batch_first(false);
+  EXPECT_TRUE(
+      test::is_close(module->forward(x.transpose(0, 1)).output.transpose(0, 1), before, 1e-5));
+  module->options.batch_first(true).softcap(0.5).scale(2.0).rotary(RotaryOptions());
+  EXPECT_GT(test::largest_difference(module->forward(x).output, before), 1e-3);
 }
 
 }  // namespace

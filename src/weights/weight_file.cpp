@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "module_checks.h"
 #include "weights/excerpt.h"
 #include "weights/layout.h"
 #include "weights/options_metadata.h"
@@ -153,7 +154,8 @@ MultiHeadAttention load(const std::string& path, std::optional<int64_t> num_head
 void save(const MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options) {
   const Parameters parameters = parameters_of(module, path);
-  dtype_of(parameters, path);  // a file of mixed dtypes could not be loaded
+  detail::check_module(*module);  // the file could not be loaded
+  dtype_of(parameters, path);     // a file of mixed dtypes could not be loaded
   const Layout layout = options.layout().value_or(Layout::native);
   detail::TensorFile file;
   for (const LayoutTensor& tensor :
