@@ -35,6 +35,7 @@ struct AttentionCall {
   uint64_t dropout_seed;  // of the CPU's counter-based generator; other devices draw their own
   Weights weights;
   bool weights_after_dropout;
+  bool query_is_bfloat16 = false;           // before it was widened to float32
   bool output_is_passing = false;           // the caller drops the output before it returns
   RowStatistics* row_statistics = nullptr;  // filled in by kernels that form them anyway
 };

@@ -121,7 +121,9 @@ AttentionOutput fused_attention(const at::Tensor& query, const at::Tensor& key,
                               at::TensorList(added), at::TensorList(sinks), mask, call);
     return {narrow(results[0]), results.size() > 1 ? narrow(results[1]) : at::Tensor()};
   }
-  const auto result = kernel_attention(query.to(at::kFloat), key, value, mask, call, false);
+  AttentionCall widened = call;
+  widened.query_is_bfloat16 = dtype == at::kBFloat16;
+  const auto result = kernel_attention(query.to(at::kFloat), key, value, mask, widened, false);
   return {narrow(result.output), narrow(result.weights)};
 }
 

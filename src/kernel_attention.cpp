@@ -83,6 +83,7 @@ PreparedCall prepare(const at::Tensor& query, const at::Tensor& key, const at::T
     args.sinks = prepared.sinks.data_ptr<float>();
   }
   args.query = kernel_rows<const float>(q);
+  args.query_is_bfloat16 = call.query_is_bfloat16;
   args.storage = storage_of(k);
   args.key = stored_rows(k);
   args.value = stored_rows(v);

@@ -16,7 +16,8 @@ struct KernelResult {
 };
 
 /// `query` (N, H, L, D) is float32; `key` and `value` may be bfloat16 or float16, and are read
-/// as they are stored where the kernels can. Results are float32.
+/// as they are stored where the kernels can. Products are rounded to bfloat16 only if `call`
+/// says that the query was. Results are float32.
 KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const ResolvedMask& mask,
                               const AttentionCall& call, bool for_backward);

@@ -1,8 +1,9 @@
 // Guards what the module's calls read of a cache. Of a memory of different lengths
 // (`CallOptions::memory`) no token behind a sample's end, not even what lay there before a
-// reset: expected is each sample alone, over a memory of its own tokens. Tolerance: float32 sums
-// of numbers of order 1, in another order, 5e-6; one forgotten token moves an output by 0.05 or
-// more.
+// reset: expected is each sample alone, over a memory of its own tokens. Of a half cache the
+// numbers as they are stored, with nothing else rounded to half: expected is a formula in
+// double. Tolerance: float32 sums of numbers of order 1, in another order, 5e-6; one forgotten
+// token moves an output by 0.05 or more, a rounded query by 1e-4.
 
 #include <gtest/gtest.h>
 #include <mha/multi_head_attention.h>
@@ -106,6 +107,41 @@ TEST(CacheReadingTest, AppendedKeysNeedSamplesOfOneLength) {
   const auto memory = ragged_memory(module, tokens, {6, 3}, tokens);
   EXPECT_TRUE(refuses([&] { module->attend(query, CallOptions().memory(memory)); },
                       {"memory", "one length", "add_bias_kv", "[6, 3]"}));
+}
+
+TEST(CacheReadingTest, AFloat32ModuleLosesNothingBesideWhatAHalfCacheRounded) {
+  at::NoGradGuard no_grad;
+  auto module =
+      seeded_layer(MultiHeadAttentionOptions(128, 4).num_kv_heads(2).head_dim(64).bias(false));
+  Random random(7);
+  const auto tokens = random.normal({2, 600, 128});
+  for (const auto stored : {at::kBFloat16, at::kHalf}) {
+    const KVCache cache(KVCacheOptions().dtype(stored));
+    module->attend(tokens, CallOptions(Mask::causal()).cache(cache));
+    for (const int64_t count : {1, 3, 40}) {  // in chunks of keys, and in tiles of queries
+      const auto query = 2 * random.normal({2, count, 128});
+      const auto in_double = [](const at::Tensor& t) { return t.to(at::kDouble); };
+      const auto q = in_double(query).matmul(in_double(module->W_q->weight).t());
+      const auto shared = [&](const at::Tensor& t) {
+        return in_double(t).repeat_interleave(2, 1);
+      };
+      const auto scores = q.unflatten(2, {4, 64})
+                              .transpose(1, 2)
+                              .matmul(shared(cache.key()).transpose(2, 3) / 8);
+      const auto weights = scores.softmax(3);
+      const auto output = weights.matmul(shared(cache.value())).transpose(1, 2).flatten(2);
+      const auto expected = output.matmul(in_double(module->W_o->weight).t());
+
+      const auto call = CallOptions().memory(cache);
+      const auto actual = module->attend(query, call);
+      EXPECT_TRUE(is_close(actual.output, expected, 5e-6)) << stored << ", " << count;
+      EXPECT_TRUE(is_close(actual.weights, weights, 5e-6)) << stored << ", " << count;
+      const auto alone = module->attend(query, CallOptions(call).weights(Weights::none));
+      EXPECT_TRUE(is_close(alone.output, expected, 5e-6)) << stored << ", " << count;
+      const auto traced = module->trace(query, {}, {}, call);
+      EXPECT_TRUE(is_close(traced.map.dense(), weights, 5e-6)) << stored << ", " << count;
+    }
+  }
 }
 
 }  // namespace

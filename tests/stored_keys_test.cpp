@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 #include <mha/cpu_isa.h>
 
+#include <vector>
+
 #include "attention_setting.h"
 #include "every_isa_test.h"
 #include "fused_attention.h"
@@ -33,12 +35,18 @@ at::Tensor draw_cache(const AttentionSetting& s, int64_t dim, bool heads_outside
                        : draw({s.batch, room, s.kv_heads, dim}).transpose(1, 2);
 }
 
-void expect_stored_keys_are_read(const AttentionSetting& s, int64_t seed) {
+enum class Queries { as_stored, float32 };
+
+void expect_stored_keys_are_read(const AttentionSetting& s, int64_t seed,
+                                 Queries queries = Queries::as_stored) {
   at::NoGradGuard no_grad;
   torch::manual_seed(seed);
   const bool heads_outside = seed % 2 == 0;
   const int64_t keys = s.keys + s.extra;
-  const auto query = draw({s.batch, s.heads, s.queries, s.head_dim});
+  const bool wide = queries == Queries::float32;  // of numbers that no half type holds
+  const std::vector<int64_t> query_sizes{s.batch, s.heads, s.queries, s.head_dim};
+  const auto query =
+      wide ? torch::randn(query_sizes, at::kFloat).to(at::kDouble) : draw(query_sizes);
   const auto key_cache = draw_cache(s, s.head_dim, heads_outside);
   const auto value_cache = draw_cache(s, s.value_dim, heads_outside);
   const auto mask = resolved_mask(s);
@@ -51,13 +59,14 @@ void expect_stored_keys_are_read(const AttentionSetting& s, int64_t seed) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto key = key_cache.to(dtype).narrow(2, 0, keys);
     const auto value = value_cache.to(dtype).narrow(2, 0, keys);
-    const double u = unit_roundoff(dtype), in_weights = dtype == at::kBFloat16 ? u : 0;
-    const double smallest = dtype == at::kHalf ? 0x1p-24 : 0x1p-126;  // where u ends
+    const auto of_query = wide ? at::kFloat : dtype;
+    const double u = unit_roundoff(of_query), in_weights = of_query == at::kBFloat16 ? u : 0;
+    const double smallest = of_query == at::kHalf ? 0x1p-24 : 0x1p-126;  // where u ends
     const auto allowed = magnitude * (in_weights + 1e-5) * 1.01 + expected.abs() * u + smallest;
     for (const CpuIsa isa : available_cpu_isas()) {
       set_cpu_isa(isa);
-      const auto actual = fused_attention(query.to(dtype), key, value, mask, s.call).output;
-      EXPECT_EQ(actual.scalar_type(), dtype);
+      const auto actual = fused_attention(query.to(of_query), key, value, mask, s.call).output;
+      EXPECT_EQ(actual.scalar_type(), of_query);
       const auto excess = (actual.to(at::kDouble) - expected).abs() - allowed;
       EXPECT_TRUE(excess.numel() == 0 || excess.max().item<double>() <= 0)
           << dtype << "; seed " << seed << "; " << s;
@@ -97,6 +106,26 @@ TEST_F(StoredKeysTest, AreReadForEveryHeadSizeAroundTheVectorWidths) {
     }
     expect_stored_keys_are_read({1, 2, 1, 50, 99, 0, dim, dim, Mask::causal(), call_for(dim)},
                                 seed);
+  }
+}
+
+// As a float32 module over a bfloat16 cache: the query is not rounded, nor are the weights.
+TEST_F(StoredKeysTest, OfHalfTypesRoundNothingOfAFloat32Query) {
+  for (int64_t seed = 300; seed < 320; ++seed) {
+    auto s = draw_setting(seed);
+    s.call.weights = Weights::none;
+    s.call.dropout = 0;
+    expect_stored_keys_are_read(s, seed, Queries::float32);
+    s.queries = 1 + seed % 3;
+    s.keys = 600;
+    s.mask = seed % 2 == 0 ? Mask::causal() : Mask();
+    expect_stored_keys_are_read(s, seed, Queries::float32);
+  }
+  for (const int64_t dim : {64, 128}) {
+    for (const int64_t count : {1, 40}) {
+      expect_stored_keys_are_read({1, 4, 2, count, 600, 0, dim, dim, Mask(), call_for(dim)},
+                                  dim, Queries::float32);
+    }
   }
 }
 

@@ -95,7 +95,8 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
   if (attention.path == detail::Path::fused) {
     const Weights weights = kWeights.at(weights_);
     const double scale = 1 / std::sqrt(static_cast<double>(head_dim_));
-    const detail::AttentionCall call{{scale}, 0, 0, weights, false};
+    detail::AttentionCall call{{scale}, 0, 0, weights, false};
+    call.query_is_bfloat16 = dtype == at::kBFloat16;
     const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
     // With a gradient, keys and values are widened by a copy that autograd sees.
     const auto stored = gradient_ ? sized(key.sizes(), at::kFloat) : key;

@@ -35,8 +35,8 @@ static bool can_dot(const AttentionForward& args) {
   const bool even = args.head_dim % 2 == 0 && args.key.n % 2 == 0 && args.key.h % 2 == 0 &&
                     args.key.t % 2 == 0 &&
                     (args.mask.keys % 2 == 0 || args.mask.keys == args.keys);
-  return args.storage == Storage::bfloat16 && even && !args.row_maximum &&
-         __builtin_cpu_supports("avx512bf16");
+  return args.storage == Storage::bfloat16 && args.query_is_bfloat16 && even &&
+         !args.row_maximum && __builtin_cpu_supports("avx512bf16");
 }
 
 // Rounds two vectors to bfloat16, one after the other.

@@ -129,8 +129,8 @@ MHA_INLINE void scale_scores(float* scores, float factor) {
 // Whether bfloat16 can be multiplied in pairs, without widening it.
 MHA_INLINE bool can_dot_chunks(const AttentionForward& args) {
 #if MHA_ISA_AVX512
-  return args.head_dim % 2 == 0 && args.value_dim % (2 * lanes) == 0 &&
-         __builtin_cpu_supports("avx512bf16");
+  return args.query_is_bfloat16 && args.head_dim % 2 == 0 &&
+         args.value_dim % (2 * lanes) == 0 && __builtin_cpu_supports("avx512bf16");
 #else
   return args.batch < 0;
 #endif

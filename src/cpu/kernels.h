@@ -82,6 +82,8 @@ struct AttentionForward {
   /// (heads): one more score of each row, which takes weight and has no value. Null: none.
   const float* sinks = nullptr;
   Rows<const float> query;
+  /// What it was before it was widened: only then may products round it to bfloat16.
+  bool query_is_bfloat16 = false;
   Storage storage = Storage::float32;
   StoredRows key, value;
   /// For `forward` over bfloat16, as `pair_values` left them.
