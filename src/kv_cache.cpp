@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,9 @@ std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
   const auto on_cpu = indices.to(at::kCPU, at::kLong).contiguous();
   const int64_t* data = on_cpu.data_ptr<int64_t>();
   std::vector<int64_t> result(data, data + on_cpu.numel());
+  TORCH_CHECK(batch > 0 || result.empty(),
+              "KVCache::reorder: indices: expected none for a cache without samples, found ",
+              result.size());
   for (const int64_t index : result) {
     TORCH_CHECK(index >= 0 && index < batch,
                 "KVCache::reorder: indices: expected samples from 0 to ", batch - 1, ", found ",
@@ -97,7 +101,10 @@ void KVCache::reorder(const at::Tensor& indices) {
 }
 
 void KVCache::repeat(int64_t n) {
-  TORCH_CHECK(n >= 1, "KVCache::repeat: n: expected at least 1, found ", n);
+  constexpr int64_t most_samples = int64_t{1} << 24;
+  const int64_t most = std::max<int64_t>(1, most_samples / std::max<int64_t>(1, batch_size()));
+  TORCH_CHECK(n >= 1 && n <= most, "KVCache::repeat: n: expected from 1 to ", most,
+              ", so that there are up to 2^24 samples, found ", n);
   std::vector<int64_t> from;
   for (int64_t i = 0; i < batch_size() * n; ++i) from.push_back(i / n);
   state_->reorder(from);

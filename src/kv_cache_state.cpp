@@ -31,14 +31,14 @@ bool is_storage_dtype(at::ScalarType dtype) {
 }
 
 void check_options(const KVCacheOptions& options) {
-  TORCH_CHECK(options.capacity().value_or(1) >= 1,
-              "KVCacheOptions: capacity: expected at least 1 token, found ",
-              options.capacity().value_or(1));
-  constexpr int64_t largest_window = int64_t{1} << 40;  // twice it stays within int64_t
+  constexpr int64_t most_tokens = int64_t{1} << 40;  // twice it stays within int64_t
   TORCH_CHECK(
-      options.window().value_or(1) >= 1 && options.window().value_or(1) <= largest_window,
-      "KVCacheOptions: window: expected from 1 to 2^40 keys, found ",
-      options.window().value_or(1));
+      options.capacity().value_or(1) >= 1 && options.capacity().value_or(1) <= most_tokens,
+      "KVCacheOptions: capacity: expected from 1 to 2^40 tokens, found ",
+      options.capacity().value_or(1));
+  TORCH_CHECK(options.window().value_or(1) >= 1 && options.window().value_or(1) <= most_tokens,
+              "KVCacheOptions: window: expected from 1 to 2^40 keys, found ",
+              options.window().value_or(1));
   TORCH_CHECK(
       !options.capacity() || !options.window(),
       "KVCacheOptions: capacity: expected none beside a window, which limits the memory "
@@ -75,6 +75,13 @@ std::vector<int64_t> checked_new_lengths(const at::Tensor& lengths, const Append
 // a decoding step is one read of it all: a quarter to a half faster than on small ones.
 at::Tensor new_buffer(int64_t batch, int64_t heads, int64_t room, int64_t dim,
                       const at::TensorOptions& options) {
+  constexpr double address_space = 0x1p47;
+  const double bytes = static_cast<double>(batch) * static_cast<double>(heads) *
+                       static_cast<double>(room) * static_cast<double>(dim) *
+                       static_cast<double>(options.dtype().itemsize());
+  TORCH_CHECK(bytes <= address_space,
+              "KVCache: capacity: expected memory of up to 2^47 bytes, found room for ", room,
+              " tokens of ", batch, " samples with ", heads, " heads of size ", dim);
   const c10::InferenceMode normal(false);
   const auto buffer = at::empty({batch, heads, room, dim}, options);
   if (buffer.is_cpu()) prefer_huge_pages(buffer.data_ptr(), buffer.nbytes());

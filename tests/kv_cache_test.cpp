@@ -276,12 +276,24 @@ TEST(KVCacheTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
   }
   EXPECT_TRUE(refuses([&] { cache.crop(-1); }, {"crop", "length", "-1"}));
   EXPECT_TRUE(refuses([&] { cache.repeat(0); }, {"repeat", "n", "0"}));
+  for (const int64_t n : {int64_t{1} << 40, INT64_MAX}) {
+    EXPECT_TRUE(refuses([&] { cache.repeat(n); }, {"repeat", "n", std::to_string(n)}));
+  }
   EXPECT_TRUE(refuses([&] { cache.reorder({}); }, {"reorder", "indices"}));
   EXPECT_TRUE(refuses([&] { cache.reorder(counts({0, 2})); }, {"reorder", "indices", "2"}));
   EXPECT_TRUE(refuses([&] { cache.reorder(at::zeros({2})); }, {"indices", "integer"}));
   EXPECT_TRUE(same_cache(cache, before));
 
+  EXPECT_TRUE(
+      refuses([] { KVCache().reorder(counts({0})); }, {"reorder", "indices", "none", "1"}));
+  KVCache().reorder(counts({}));
   EXPECT_TRUE(refuses([] { KVCache(KVCacheOptions().capacity(0)); }, {"capacity", "0"}));
+  EXPECT_TRUE(refuses([] { KVCache(KVCacheOptions().capacity(INT64_MAX)); },
+                      {"capacity", "2^40", std::to_string(INT64_MAX)}));
+  KVCache huge(KVCacheOptions().capacity(int64_t{1} << 40));
+  EXPECT_TRUE(refuses([&] { huge.append(key, value); },
+                      {"capacity", "2^47", std::to_string(int64_t{1} << 40), "3", "8"}));
+  EXPECT_EQ(huge.batch_size(), 0);
   EXPECT_TRUE(refuses([] { KVCache(KVCacheOptions().window(0)); }, {"window", "0"}));
   EXPECT_TRUE(refuses([] { KVCache(KVCacheOptions().window(4).capacity(8)); },
                       {"capacity", "window", "8"}));

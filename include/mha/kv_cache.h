@@ -67,7 +67,7 @@ struct CachedKeys {
 /// found, and then leaves the cache as it was.
 class KVCache {
  public:
-  /// Throws if capacity or window are below 1, both are given, or the dtype is not one of those
+  /// Throws if capacity or window are below 1 or above 2^40, both are given, or the dtype is not one of those
   /// named.
   explicit KVCache(KVCacheOptions options = {});
 
@@ -107,7 +107,7 @@ class KVCache {
   /// Sample i is from now on what sample indices[i] was, as beam search needs it. (M) integers
   /// from 0 to N - 1; M may differ from N.
   void reorder(const at::Tensor& indices);
-  /// Repeats each sample: n copies of sample 0, n of sample 1, ... n >= 1.
+  /// Repeats each sample: n copies of sample 0, n of sample 1, ... n >= 1, up to 2^24 samples.
   void repeat(int64_t n);
 
   /// A cache with equal contents and memory of its own.
