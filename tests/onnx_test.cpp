@@ -6,6 +6,7 @@
 // from 1/2 to 1, since the expected numbers were rounded to it after every step.
 #include <gtest/gtest.h>
 #include <mha/attention_map.h>
+#include <mha/kv_cache.h>
 #include <mha/scaled_dot_product_attention.h>
 
 #include <algorithm>
@@ -61,8 +62,15 @@ at::Tensor split_heads(const at::Tensor& tensor, int64_t heads) {
   return tensor.unflatten(2, {heads, tensor.size(2) / heads}).transpose(1, 2);
 }
 
-at::Tensor after_past(const at::Tensor& past, const at::Tensor& given) {
-  return past.defined() ? at::cat({past, given}, 2) : given;
+// A cache that holds the node's past and its own keys and values.
+KVCache cache_of(const Case& node) {
+  KVCache cache;
+  if (const auto past = node.input("past_key"); past.defined()) {
+    cache.append(past, node.input("past_value"));
+  }
+  const int64_t heads = node.integer("kv_num_heads", 0);
+  cache.append(split_heads(node.input("K"), heads), split_heads(node.input("V"), heads));
+  return cache;
 }
 
 // Positions of the first query among the keys: a query stands after those that were there
@@ -131,10 +139,8 @@ class OnnxAttentionTest : public ::testing::TestWithParam<std::string> {
 TEST_P(OnnxAttentionTest, GivesTheOperatorsResults) {
   const Case node(GetParam());
   const auto query = split_heads(node.input("Q"), node.integer("q_num_heads", 0));
-  const auto key = after_past(node.input("past_key"),
-                              split_heads(node.input("K"), node.integer("kv_num_heads", 0)));
-  const auto value = after_past(node.input("past_value"),
-                                split_heads(node.input("V"), node.integer("kv_num_heads", 0)));
+  const KVCache cache = cache_of(node);
+  const auto key = cache.key(), value = cache.value();
   const int64_t batch = query.size(0), queries = query.size(2), keys = key.size(2);
   const auto mask = whole_mask(node, batch, queries, keys);
   AttentionOptions options;
@@ -161,6 +167,7 @@ TEST_P(OnnxAttentionTest, GivesTheOperatorsResults) {
   if (const auto present = node.output("present_key"); present.defined()) {
     EXPECT_TRUE(test::is_bit_equal(key, present));
     EXPECT_TRUE(test::is_bit_equal(value, node.output("present_value")));
+    EXPECT_EQ(key.scalar_type(), present.scalar_type());
   }
 }
 
