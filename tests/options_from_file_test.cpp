@@ -141,6 +141,26 @@ TEST(OptionsFromFileTest, ALayerThatIsNotWholeGivesNoOptions) {
             "the bert layer at prefix '' does not fit:\n  unexpected: 'bias_k'");
 }
 
+TEST(OptionsFromFileTest, OfTwoGainsTheOneThatMakesNoHeadsIsBlamed) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const auto error_with = [&](int64_t q, int64_t k, bool saved, std::optional<int64_t> heads) {
+    save(MultiHeadAttention(MultiHeadAttentionOptions(64, 8).qk_norm(QKNorm::rms)), path);
+    TensorFile file = read_safetensors(path);
+    file.tensors["q_norm"] = torch::ones({q});
+    file.tensors["k_norm"] = torch::ones({k});
+    if (!saved) file.metadata.clear();
+    write_safetensors(path, file);
+    return error_of([&] { options_from_file(path, heads); }).substr(path.size() + 2);
+  };
+  const std::string start = "the native layer at prefix '' does not fit:\n  shape of ";
+  EXPECT_EQ(error_with(9, 8, true, {}), start + "'q_norm': expected [8], found [9]");
+  EXPECT_EQ(error_with(8, 9, true, {}), start + "'k_norm': expected [8], found [9]");
+  EXPECT_EQ(error_with(16, 8, true, {}), start + "'q_norm': expected [8], found [16]");
+  EXPECT_EQ(error_with(16, 8, false, 8), start + "'q_norm': expected [8], found [16]");
+  EXPECT_EQ(error_with(16, 8, false, 4), start + "'k_norm': expected [16], found [8]");
+}
+
 TEST(OptionsFromFileTest, MetadataThatIsNoOptionIsRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("weights");

@@ -239,6 +239,36 @@ TEST(WeightFileErrorTest, AWrongPrefixIsAnsweredWithThoseThatExist) {
                 there);
 }
 
+TEST(WeightFileErrorTest, PairsThatTheFileSaysAreRotatedHaveToBeTheModules) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const auto made = [](const RotaryOptions& rotary) {
+    return MultiHeadAttention(MultiHeadAttentionOptions(16, 2).rotary(rotary));
+  };
+  save(made(RotaryOptions()), path);
+  MultiHeadAttention without(16, 2);
+  EXPECT_EQ(load_error(without, path),
+            "the native layer at prefix '' does not fit:\n"
+            "  rotary: expected none, found (base=10000, pairing=half_split, scaling=none) in "
+            "the metadata");
+  auto interleaved = made(RotaryOptions().pairing(RotaryPairing::interleaved));
+  EXPECT_EQ(load_error(interleaved, path),
+            "the native layer at prefix '' does not fit:\n"
+            "  rotary: expected pairs interleaved in 8 elements, found half_split in 8 in the "
+            "metadata");
+  auto fewer = made(RotaryOptions().rotary_dim(4));
+  EXPECT_EQ(load_error(fewer, path),
+            "the native layer at prefix '' does not fit:\n"
+            "  rotary: expected pairs half_split in 4 elements, found half_split in 8 in the "
+            "metadata");
+  // A longer context is no other model, and the file of another writer says nothing.
+  auto longer = made(RotaryOptions().base(5e5).rotary_dim(8).scaling(NtkScaling(4)));
+  load(longer, path);
+  save(without, path);
+  load(longer, path);
+  EXPECT_TRUE(are_bit_equal(parameters_of(*longer), parameters_of(*without)));
+}
+
 TEST(WeightFileErrorTest, ALayoutThatIsNotThereIsSaid) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("weights");

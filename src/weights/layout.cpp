@@ -164,7 +164,9 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
 }
 
 ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
-                                    const std::string& prefix) {
+                                    const std::string& prefix,
+                                    std::optional<int64_t> num_heads) {
+  if (!num_heads) num_heads = num_heads_in(file.path(), file.metadata());
   const auto shape_of = [&](const std::string& name) -> const Shape* {
     const auto entry = file.entries().find(join(prefix, name));
     return entry == file.entries().end() ? nullptr : &entry->second.shape;
@@ -215,9 +217,16 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
   }
   if (in_file("sinks")) shapes["sinks"] = *shape_of("sinks");
   if (in_file("q_norm") || in_file("k_norm")) {
-    // Of the size that the file says: that of a head, which no other shape tells.
-    const LayoutRow* row = row_with(spec, in_file("q_norm") ? "q_norm" : "k_norm");
-    shapes["q_norm"] = shapes["k_norm"] = {c10::multiply_integers(*shape_of(row->name))};
+    // Of the size that the file says: that of a head, which no other shape tells. Of two, the
+    // one that makes whole heads.
+    const auto size = [&](const char* gain) {
+      return in_file(gain) ? c10::multiply_integers(*shape_of(row_with(spec, gain)->name)) : 0;
+    };
+    const auto fits = [&](int64_t d) {
+      return d > 0 && width % d == 0 && (!num_heads || width / d == *num_heads);
+    };
+    const int64_t q = size("q_norm"), k = size("k_norm");
+    shapes["q_norm"] = shapes["k_norm"] = {in_file("q_norm") && (fits(q) || !fits(k)) ? q : k};
     if (in_file("q_norm_bias") || in_file("k_norm_bias")) {
       shapes["q_norm_bias"] = shapes["k_norm_bias"] = shapes["q_norm"];
     }

@@ -3,6 +3,7 @@
 #include <mha/weight_file.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,12 @@ std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
 Layout find_layout(const TensorSource& file, const WeightFileOptions& options);
 
 /// The parameters of the layer at `prefix`, as its tensors tell them. A tensor that is missing
-/// is taken to be there in the usual shape, so that a comparison with the file finds it. Throws
-/// `c10::Error` if the shapes tell no layer.
+/// is taken to be there in the usual shape, so that a comparison with the file finds it.
+/// `num_heads`: if known, else that of the metadata. Throws `c10::Error` if the shapes tell no
+/// layer.
 ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
-                                    const std::string& prefix);
+                                    const std::string& prefix,
+                                    std::optional<int64_t> num_heads = std::nullopt);
 
 /// A layer of a file, by the names of its input projections.
 struct FoundLayer {

@@ -204,6 +204,21 @@ std::optional<bool> output_bias_in(const std::string& path, const Metadata& meta
   return find_bool(path, metadata, "mha.output_bias");
 }
 
+std::optional<RotaryOptions> rotary_in(const std::string& path, const Metadata& metadata) {
+  const std::string start = rotary;
+  const auto base = find_number(path, metadata, start + "base");
+  if (!base) return std::nullopt;
+  RotaryOptions found;
+  found.base(*base).rotary_dim(find_count(path, metadata, start + "rotary_dim"));
+  found.scaling(read_scaling(path, metadata));
+  if (const auto pairing =
+          find_named<RotaryPairing>(path, metadata, start + "pairing",
+                                    {RotaryPairing::half_split, RotaryPairing::interleaved})) {
+    found.pairing(*pairing);
+  }
+  return found;
+}
+
 void apply_metadata(const std::string& path, const Metadata& metadata,
                     MultiHeadAttentionOptions& options) {
   if (const auto dropout = find_number(path, metadata, "mha.dropout"))
@@ -220,18 +235,7 @@ void apply_metadata(const std::string& path, const Metadata& metadata,
   if (const auto after = find_bool(path, metadata, "mha.weights_after_dropout")) {
     options.weights_after_dropout(*after);
   }
-  if (const auto base = find_number(path, metadata, rotary + std::string("base"))) {
-    const std::string start = rotary;
-    RotaryOptions found;
-    found.base(*base).rotary_dim(find_count(path, metadata, start + "rotary_dim"));
-    found.scaling(read_scaling(path, metadata));
-    if (const auto pairing = find_named<RotaryPairing>(
-            path, metadata, start + "pairing",
-            {RotaryPairing::half_split, RotaryPairing::interleaved})) {
-      found.pairing(*pairing);
-    }
-    options.rotary(found);
-  }
+  if (const auto found = rotary_in(path, metadata)) options.rotary(found);
   if (const auto norm =
           find_named<QKNorm>(path, metadata, "mha.qk_norm", {QKNorm::rms, QKNorm::layer})) {
     options.qk_norm(*norm);

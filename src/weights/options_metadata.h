@@ -23,6 +23,9 @@ std::optional<int64_t> num_kv_heads_in(const std::string& path, const Metadata& 
 /// Whether W_o has a bias, likewise. Throws if it is no bool.
 std::optional<bool> output_bias_in(const std::string& path, const Metadata& metadata);
 
+/// How heads are rotated, likewise.
+std::optional<RotaryOptions> rotary_in(const std::string& path, const Metadata& metadata);
+
 /// Sets the other options that the metadata names. Throws like `num_heads_in`.
 void apply_metadata(const std::string& path, const Metadata& metadata,
                     MultiHeadAttentionOptions& options);

@@ -44,11 +44,31 @@ struct HeadNumbers {
   std::optional<int64_t> num_heads, num_kv_heads;
 };
 
+// How the rotary positions that the file tells of, if any, differ from the module's in what the
+// weights are made for: the pairs. Base and scaling may change, for longer contexts.
+std::string rotary_problem(const detail::TensorSource& file,
+                           const MultiHeadAttentionImpl& module) {
+  const auto saved = detail::rotary_in(file.path(), file.metadata());
+  const auto& rotary = module.options.rotary();
+  if (!saved) return {};
+  if (!rotary) {
+    return c10::str("\n  rotary: expected none, found ", *saved, " in the metadata");
+  }
+  const auto dim = [&](const RotaryOptions& options) {
+    return options.rotary_dim().value_or(module.head_dim());
+  };
+  if (saved->pairing() == rotary->pairing() && dim(*saved) == dim(*rotary)) return {};
+  return c10::str("\n  rotary: expected pairs ", rotary->pairing(), " in ", dim(*rotary),
+                  " elements, found ", saved->pairing(), " in ", dim(*saved),
+                  " in the metadata");
+}
+
 // Throws one error with all the ways in which the layer at `options.prefix()` differs from what
 // is expected.
 void check_layer(const detail::TensorSource& file, Layout layout,
                  const WeightFileOptions& options, const std::vector<LayoutTensor>& expected,
-                 std::string_view dtype, const HeadNumbers& heads) {
+                 std::string_view dtype, const HeadNumbers& heads,
+                 const MultiHeadAttentionImpl* module = nullptr) {
   constexpr size_t max_unexpected = 20;  // of a whole model that has no such prefix
   const std::string& prefix = options.prefix();
   std::ostringstream problems;
@@ -96,6 +116,7 @@ void check_layer(const detail::TensorSource& file, Layout layout,
   compare("num_heads", heads.num_heads, detail::num_heads_in(file.path(), file.metadata()));
   compare("num_kv_heads", heads.num_kv_heads,
           detail::num_kv_heads_in(file.path(), file.metadata()));
+  if (module != nullptr) problems << rotary_problem(file, *module);
   const std::string text = problems.str();
   TORCH_CHECK(text.empty(), file.path(), ": the ", layout, " layer at prefix ", excerpt(prefix),
               " does not fit:", text);
@@ -125,7 +146,7 @@ void load(MultiHeadAttention& module, const std::string& path,
   const Layout layout = detail::find_layout(file, options);
   const auto tensors = detail::layout_tensors(path, layout, shapes_of(parameters));
   check_layer(file, layout, options, tensors, dtype_of(parameters, path),
-              {module->options.num_heads(), module->num_kv_heads()});
+              {module->options.num_heads(), module->num_kv_heads()}, module.get());
 
   // Everything is read, and on its device, before the first parameter changes.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
@@ -178,7 +199,7 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   const auto source = detail::open_tensors(path);
   const detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
-  const auto shapes = detail::parameter_shapes_in(file, layout, options.prefix());
+  const auto shapes = detail::parameter_shapes_in(file, layout, options.prefix(), num_heads);
   const auto tensors = detail::layout_tensors(path, layout, shapes);
 
   // The first tensor that is there gives the dtype, and the others have to agree.
