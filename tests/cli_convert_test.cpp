@@ -134,6 +134,102 @@ TEST_F(CliConvertTest, AComparisonThatCannotBeMadeIsAnError) {
                "expected a tensor 'output'");
 }
 
+TEST_F(CliConvertTest, RotaryPositionsThatNoFileTellsAreGiven) {
+  const auto rotary = RotaryOptions().base(500000).scaling(Llama3Scaling(8, 16));
+  module_ = MultiHeadAttention(MultiHeadAttentionOptions(32, 4).rotary(rotary).bias(false));
+  module_->eval();
+  const auto where = WeightFileOptions().prefix("self_attn").layout(Layout::llama);
+  save(module_, model_, where);
+  const detail::TensorFile ours = detail::read_safetensors(model_);
+  detail::write_safetensors(model_, {ours.tensors, {}});  // as other programs write it
+  const at::Tensor x = random_.normal({2, 40, 32});
+  detail::write_safetensors(input_, {{{"x", x}}, {}});
+  detail::write_safetensors(expected_, {{{"output", module_->forward(x).output}}, {}});
+  const auto compared = [&](const Strings& more) {
+    Strings arguments = {"compare", "--weights", model_, "--prefix",   "self_attn", "--heads",
+                         "4",       "--input",   input_, "--expected", expected_};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_mha(arguments);
+  };
+  const std::string given =
+      "base=500000,scaling=llama3,factor=8,original_max_position=16,low_freq_factor=1";
+
+  const ProgramResult unrotated = compared({});
+  EXPECT_EQ(unrotated.exit_code, 1);
+  EXPECT_NE(unrotated.output.find("see --rotary"), std::string::npos) << unrotated.output;
+  EXPECT_EQ(compared({"--rotary"}).exit_code, 1);  // the defaults are another model's
+  EXPECT_EQ(compared({"--rotary", given + ",pairing=interleaved"}).exit_code, 1);
+  const ProgramResult rotated = compared({"--json", "--rotary", given});
+  EXPECT_EQ(rotated.exit_code, 0) << rotated.output << rotated.error;
+  EXPECT_EQ(json::parse(rotated.output)["layer"]["layout"], "llama");
+  EXPECT_EQ(json::parse(rotated.output)["layer"]["rotary"],
+            "(base=500000, pairing=half_split, scaling=llama3(8, original_max_position=16, "
+            "low_freq_factor=1, high_freq_factor=4))");
+
+  // A file that was converted says it.
+  const ProgramResult converted =
+      run_mha({"convert", "--weights", model_, "--prefix", "self_attn", "--heads", "4",
+               "--rotary", given, "--output", output_});
+  EXPECT_EQ(converted.exit_code, 0) << converted.error;
+  const Strings by_the_file = {"compare", "--weights",  output_,  "--input",
+                               input_,    "--expected", expected_};
+  EXPECT_EQ(run_mha(by_the_file).exit_code, 0);
+  Strings against_it = by_the_file;
+  against_it.insert(against_it.end(), {"--rotary", "pairing=interleaved"});
+  expect_error(run_mha(against_it), "rotary: expected pairs interleaved");
+}
+
+TEST_F(CliConvertTest, EveryScalingIsTheLibrarys) {
+  auto options = MultiHeadAttentionOptions(32, 4);
+  const at::Tensor x = random_.normal({2, 40, 32});
+  detail::write_safetensors(input_, {{{"x", x}}, {}});
+  save(MultiHeadAttention(options), model_);
+  struct Given {
+    std::string text;
+    RotaryScaling scaling;
+  };
+  for (const auto& [text, scaling] : std::vector<Given>{
+           {"scaling=linear,factor=2.5", LinearScaling(2.5)},
+           {"scaling=ntk,factor=4", NtkScaling(4)},
+           {"scaling=yarn,factor=4,original_max_position=16", YarnScaling(4, 16)},
+           {"scaling=yarn,factor=4,original_max_position=16,beta_fast=9,beta_slow=0.5,"
+            "attention_factor=1.5,truncate=false",
+            YarnScaling(4, 16).beta_fast(9).beta_slow(0.5).attention_factor(1.5).truncate(
+                false)},
+           {"scaling=llama3,factor=4,original_max_position=16,low_freq_factor=2,"
+            "high_freq_factor=5",
+            Llama3Scaling(4, 16).low_freq_factor(2).high_freq_factor(5)}}) {
+    const auto rotary =
+        RotaryOptions().pairing(RotaryPairing::interleaved).rotary_dim(6).scaling(scaling);
+    module_ = MultiHeadAttention(MultiHeadAttentionOptions(options).rotary(rotary));
+    module_->eval();
+    load(module_, model_);
+    detail::write_safetensors(expected_, {{{"output", module_->forward(x).output}}, {}});
+    const ProgramResult result =
+        run_mha({"compare", "--weights", model_, "--input", input_, "--expected", expected_,
+                 "--tolerance", "0", "--rotary", "pairing=interleaved,rotary_dim=6," + text});
+    EXPECT_EQ(result.exit_code, 0) << text << result.output << result.error;
+  }
+}
+
+TEST_F(CliConvertTest, ARotarySettingThatMeansNothingIsAnError) {
+  const auto error = [&](const std::string& setting, const std::string& text) {
+    expect_error(run("convert", {"--output", output_, "--rotary", setting}), text);
+  };
+  error("500000", "--rotary: expected NAME=VALUE, found '500000'");
+  error("base=ten", "--rotary: base: expected a number, found 'ten'");
+  error("base=2,base=3", "--rotary: expected each setting once, found 'base' twice");
+  error("bas=2", "expected settings of base, pairing, rotary_dim, scaling, found 'bas'");
+  error("pairing=odd", "--rotary: pairing: expected one of half_split, interleaved");
+  error("rotary_dim=4.5", "--rotary: rotary_dim: expected an integer, found '4.5'");
+  error("scaling=longrope", "--rotary: scaling: expected one of none, linear, ntk, yarn");
+  error("scaling=yarn", "--rotary: factor: expected it beside this scaling, found none");
+  error("scaling=yarn,factor=2", "--rotary: original_max_position: expected it beside");
+  error("scaling=linear,factor=2,beta_fast=3", "found 'beta_fast'");
+  error("base=0.5", "RotaryOptions: base: expected a finite number above 1, found 0.5");
+  error("rotary_dim=100", "RotaryOptions: rotary_dim");
+}
+
 TEST_F(CliConvertTest, InfoListsTheLayersOfAFile) {
   const ProgramResult result = run_mha({"info", "--file", model_});
   EXPECT_EQ(result.exit_code, 0) << result.error;

@@ -163,6 +163,8 @@ TEST(CliInfoTest, ExplainsWhichWayACallTakesAndWhy) {
   EXPECT_FALSE(explain({}, {{"MHA_PATH", "plain"}}).contains("kernel"));
   expect_error(run_mha({"info", "--explain", "--num-kv-heads", "3"}),
                "--num-kv-heads: expected a divisor of --num-heads 8, found 3");
+  expect_error(run_mha({"info", "--explain", "--device", "foo"}),
+               "--device: expected a device of torch such as cpu or cuda:0, found 'foo'");
 }
 
 // --- demo ---

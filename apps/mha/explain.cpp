@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <mha/cpu_isa.h>
 
@@ -30,6 +31,15 @@ std::vector<std::string> names_of(const std::map<std::string, T>& values) {
   std::vector<std::string> names;
   for (const auto& entry : values) names.push_back(entry.first);
   return names;
+}
+
+std::string device_problem(const std::string& text) {
+  try {
+    const c10::Device device(text);
+    return {};
+  } catch (const c10::Error&) {
+    return c10::str("expected a device of torch such as cpu or cuda:0, found '", text, "'");
+  }
 }
 
 /// A tensor of any size that takes no memory: one number, seen as many.
@@ -76,7 +86,9 @@ void ExplainOptions::add_to(CLI::App& app) {
   one_of(app.add_option("--weights", weights_, "Which weights are wanted (none)"),
          names_of(kWeights))
       ->needs("--explain");
-  app.add_option("--device", device_, "Where the tensors are (cpu)")->needs("--explain");
+  app.add_option("--device", device_, "Where the tensors are (cpu)")
+      ->check(CLI::Validator(device_problem, ""))
+      ->needs("--explain");
   app.add_flag("--gradient", gradient_, "The call is recorded for a gradient")
       ->needs("--explain");
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "rotary_option.h"
+
 namespace mha::cli {
 
 /// The names of the layouts, for `one_of`, and the layout of that name, which the parser has
@@ -28,12 +30,15 @@ class LayerOptions {
   const std::string& prefix() const { return prefix_; }
   /// The layer, in evaluation mode.
   MultiHeadAttention load() const;
-  /// File, prefix and sizes, for a report.
+  /// File, prefix, layout, sizes and rotary positions, for a report.
   nlohmann::ordered_json described(const MultiHeadAttention& module) const;
 
  private:
+  WeightFileOptions where() const;
+
   std::string file_, prefix_, layout_, dtype_;
   std::optional<int64_t> heads_;
+  RotaryOption rotary_;
 };
 
 /// The first lines of a report about a layer: its file, then its sizes.

@@ -1,0 +1,146 @@
+#include "rotary_option.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "text.h"
+#include "validators.h"
+
+namespace mha::cli {
+namespace {
+
+/// The settings of the argument, and the names of those that it may have.
+class Settings {
+ public:
+  explicit Settings(const std::string& text) {
+    for (const std::string& setting : CLI::detail::split(text, ',')) {
+      const size_t equals = setting.find('=');
+      TORCH_CHECK(equals != std::string::npos && equals > 0,
+                  "--rotary: expected NAME=VALUE, found '", setting, "'");
+      const std::string name = setting.substr(0, equals);
+      TORCH_CHECK(values_.emplace(name, setting.substr(equals + 1)).second,
+                  "--rotary: expected each setting once, found '", name, "' twice");
+    }
+  }
+
+  /// The value of a setting that the argument may have.
+  std::optional<std::string> text(const std::string& name) {
+    names_.push_back(name);
+    const auto found = values_.find(name);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  std::optional<double> number(const std::string& name) {
+    const auto found = text(name);
+    if (!found) return std::nullopt;
+    double value = 0;
+    if (!CLI::detail::lexical_cast(*found, value)) fail(name, "a number", *found);
+    return value;
+  }
+
+  std::optional<int64_t> integer(const std::string& name) {
+    const auto found = text(name);
+    if (!found) return std::nullopt;
+    int64_t value = 0;
+    if (!read_integer(*found, value)) fail(name, "an integer", *found);
+    return value;
+  }
+
+  std::optional<std::string> one_of(const std::string& name,
+                                    const std::vector<std::string>& values) {
+    const auto found = text(name);
+    if (found && std::find(values.begin(), values.end(), *found) == values.end()) {
+      fail(name, fmt::format("one of {}", fmt::join(values, ", ")), *found);
+    }
+    return found;
+  }
+
+  /// What a scaling cannot do without.
+  template <typename Value>
+  static Value needed(const std::string& name, const std::optional<Value>& value) {
+    TORCH_CHECK(value.has_value(), "--rotary: ", name,
+                ": expected it beside this scaling, found none");
+    return *value;
+  }
+
+  /// Throws if the argument has a setting that nobody has asked for.
+  void check_all_are_known() const {
+    for (const auto& [name, value] : values_) {
+      TORCH_CHECK(std::find(names_.begin(), names_.end(), name) != names_.end(),
+                  "--rotary: expected settings of ", fmt::format("{}", fmt::join(names_, ", ")),
+                  ", found '", name, "'");
+    }
+  }
+
+ private:
+  [[noreturn]] static void fail(const std::string& name, const std::string& expected,
+                                const std::string& found) {
+    TORCH_CHECK(false, "--rotary: ", name, ": expected ", expected, ", found '", found, "'");
+  }
+
+  std::map<std::string, std::string> values_;
+  std::vector<std::string> names_;
+};
+
+RotaryScaling read_scaling(Settings& settings) {
+  const auto kind = settings.one_of("scaling", {"none", "linear", "ntk", "yarn", "llama3"});
+  if (!kind || *kind == "none") return {};
+  const double factor = Settings::needed("factor", settings.number("factor"));
+  if (*kind == "linear") return LinearScaling(factor);
+  if (*kind == "ntk") return NtkScaling(factor);
+  const int64_t original =
+      Settings::needed("original_max_position", settings.integer("original_max_position"));
+  if (*kind == "llama3") {
+    Llama3Scaling llama3(factor, original);
+    llama3.low_freq_factor(
+        settings.number("low_freq_factor").value_or(llama3.low_freq_factor()));
+    llama3.high_freq_factor(
+        settings.number("high_freq_factor").value_or(llama3.high_freq_factor()));
+    return llama3;
+  }
+  YarnScaling yarn(factor, original);
+  yarn.beta_fast(settings.number("beta_fast").value_or(yarn.beta_fast()));
+  yarn.beta_slow(settings.number("beta_slow").value_or(yarn.beta_slow()));
+  yarn.attention_factor(settings.number("attention_factor"));
+  if (const auto truncate = settings.one_of("truncate", {"true", "false"})) {
+    yarn.truncate(*truncate == "true");
+  }
+  return yarn;
+}
+
+}  // namespace
+
+CLI::Option* RotaryOption::add_to(CLI::App& app) {
+  return app
+      .add_option("--rotary", text_,
+                  "Rotate queries and keys by their positions, as RotaryOptions say: base, "
+                  "pairing=half_split|interleaved, rotary_dim, "
+                  "scaling=linear|ntk|yarn|llama3 with factor, original_max_position, ...; "
+                  "default: as the file says, if it does")
+      ->expected(0, 1)
+      ->default_str("base=10000")
+      ->type_name("NAME=VALUE,...");
+}
+
+std::optional<RotaryOptions> RotaryOption::rotary() const {
+  if (text_.empty()) return std::nullopt;
+  Settings settings(text_);
+  RotaryOptions options;
+  if (const auto base = settings.number("base")) options.base(*base);
+  const std::string interleaved = stream_text(RotaryPairing::interleaved);
+  if (const auto pairing =
+          settings.one_of("pairing", {stream_text(RotaryPairing::half_split), interleaved})) {
+    options.pairing(*pairing == interleaved ? RotaryPairing::interleaved
+                                            : RotaryPairing::half_split);
+  }
+  options.rotary_dim(settings.integer("rotary_dim"));
+  options.scaling(read_scaling(settings));
+  settings.check_all_are_known();
+  return options;
+}
+
+}  // namespace mha::cli
