@@ -2,8 +2,6 @@
 
 #include <mha/multi_head_attention.h>
 
-#include <memory>
-
 #include "packed_weight.h"
 
 namespace mha::detail {
@@ -17,11 +15,5 @@ void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads);
 at::Tensor multiply_heads(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           const at::Tensor& heads, const at::Tensor& query,
                           const at::Tensor& head_mask);
-
-/// Where parameters hold NaN or infinity and a `head_mask` switches heads off for all samples:
-/// the layer with zeros for the parameters of these heads alone, through which gradients flow
-/// to `module`. Else null, since finite parameters do no harm under a factor of 0.
-std::shared_ptr<MultiHeadAttentionImpl> without_heads_off(const MultiHeadAttentionImpl& module,
-                                                          const at::Tensor& head_mask);
 
 }  // namespace mha::detail

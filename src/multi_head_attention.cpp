@@ -257,12 +257,10 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
       source.cached);
   drop_unseen_tokens(tokens, source, resolved);
 
-  const auto substitute = detail::without_heads_off(*this, call.head_mask());
-  MultiHeadAttentionImpl& layer = substitute ? *substitute : *this;
   const bool traced = map || detail::is_recording();
-  auto projected = detail::project_heads(layer, *layer.packed_weights_, tokens,
+  auto projected = detail::project_heads(*this, *packed_weights_, tokens,
                                          /*heads_are_passing=*/!traced);
-  detail::take_cached_keys(source, layer, resolved.extra_keys, projected);
+  detail::take_cached_keys(source, *this, resolved.extra_keys, projected);
   const auto& [q, k, v] = projected;
   detail::RowStatistics statistics;
   auto [heads_output, maps] =
@@ -270,14 +268,14 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
                         AttentionOptions()
                             .scale(options.scale())
                             .softcap(options.softcap())
-                            .sinks(layer.sinks)
+                            .sinks(sinks)
                             .dropout(is_training() ? options.dropout() : 0.0)
                             .weights(call.weights().value_or(options.weights()))
                             .weights_after_dropout(options.weights_after_dropout()),
                         /*output_is_passing=*/true, traced ? &statistics : nullptr);
-  heads_output = detail::multiply_heads(layer, *layer.packed_weights_, heads_output,
-                                        tokens.query, call.head_mask());
-  const auto output = detail::project_output(layer, *layer.packed_weights_, heads_output);
+  heads_output = detail::multiply_heads(*this, *packed_weights_, heads_output, tokens.query,
+                                        call.head_mask());
+  const auto output = detail::project_output(*this, *packed_weights_, heads_output);
   if (traced) {
     const auto leading = query.dim() == 2 ? std::vector<int64_t>{} : std::vector{sizes.batch};
     const double scale =
@@ -285,8 +283,7 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
     const auto state = std::make_shared<detail::MapState>(
         q, k, resolved,
         // A map outlives steps of an optimizer, which change the parameter in place.
-        detail::Scoring{scale, options.softcap(),
-                        layer.sinks.defined() ? layer.sinks.clone() : layer.sinks},
+        detail::Scoring{scale, options.softcap(), sinks.defined() ? sinks.clone() : sinks},
         leading, std::move(statistics));
     detail::record_map(*this, AttentionMap(state));
     if (map) *map = state;
