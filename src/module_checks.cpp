@@ -118,13 +118,6 @@ void check_module(const MultiHeadAttentionImpl& module) {
                 d, "), found ", parameter.defined() ? c10::str(parameter.sizes()) : "none",
                 "; sizes are for the constructor to set");
   };
-  const auto check_layer = [&](const char* name, const torch::nn::Linear& layer, int64_t out,
-                               int64_t in) {
-    check(name, layer->weight, {out, in});
-    TORCH_CHECK(!layer->bias.defined() || layer->bias.sizes() == at::IntArrayRef{out},
-                "MultiHeadAttention: the bias beside ", name, ": expected shape [", out,
-                "], found ", layer->bias.sizes());
-  };
   const auto check_if = [&](bool wanted, const char* name, const at::Tensor& parameter,
                             at::IntArrayRef shape) {
     if (wanted) return check(name, parameter, shape);
@@ -132,22 +125,33 @@ void check_module(const MultiHeadAttentionImpl& module) {
                 ": expected none by the options, found ", parameter.sizes(),
                 "; parameters are for the constructor to register");
   };
-  check_layer("W_q.weight", module.W_q, inner, d_model);
-  check_layer("W_k.weight", module.W_k, kv_inner, options.kdim().value_or(d_model));
-  check_layer("W_v.weight", module.W_v, kv_inner, options.vdim().value_or(d_model));
-  check_layer("W_o.weight", module.W_o, d_model, inner);
+  const auto check_layer = [&](const char* weight_name, const char* bias_name,
+                               const torch::nn::Linear& layer, int64_t out, int64_t in,
+                               bool bias) {
+    check(weight_name, layer->weight, {out, in});
+    check_if(bias, bias_name, layer->bias, {out});
+  };
+  const bool bias = options.bias(), output_bias = options.output_bias().value_or(bias);
+  const int64_t kdim = options.kdim().value_or(d_model),
+                vdim = options.vdim().value_or(d_model);
+  check_layer("W_q.weight", "W_q.bias", module.W_q, inner, d_model, bias);
+  check_layer("W_k.weight", "W_k.bias", module.W_k, kv_inner, kdim, bias);
+  check_layer("W_v.weight", "W_v.bias", module.W_v, kv_inner, vdim, bias);
+  check_layer("W_o.weight", "W_o.bias", module.W_o, d_model, inner, output_bias);
   check_if(options.add_bias_kv(), "bias_k", module.bias_k, {1, 1, kv_inner});
   check_if(options.add_bias_kv(), "bias_v", module.bias_v, {1, 1, kv_inner});
   check_if(options.sinks(), "sinks", module.sinks, {heads});
   check_if(options.qk_norm() != QKNorm::none, "q_norm", module.q_norm, {d});
   check_if(options.qk_norm() != QKNorm::none, "k_norm", module.k_norm, {d});
+  check_if(options.qk_norm_bias(), "q_norm_bias", module.q_norm_bias, {d});
+  check_if(options.qk_norm_bias(), "k_norm_bias", module.k_norm_bias, {d});
   const bool gated = options.output_gate() != OutputGate::none;
   TORCH_CHECK(gated != module.W_g.is_empty(), "MultiHeadAttention: W_g: expected ",
               gated ? "a layer" : "none", " by output_gate ", options.output_gate(), ", found ",
               gated ? "none" : "one", "; set it before the module is made");
   if (gated) {
     const bool per_head = options.output_gate() == OutputGate::per_head;
-    check_layer("W_g.weight", module.W_g, per_head ? heads : inner, d_model);
+    check_layer("W_g.weight", "W_g.bias", module.W_g, per_head ? heads : inner, d_model, bias);
   }
 }
 

@@ -191,7 +191,8 @@ TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
   const auto all = MultiHeadAttentionOptions(64, 8)
                        .add_bias_kv(true)
                        .sinks(true)
-                       .qk_norm(QKNorm::rms)
+                       .qk_norm(QKNorm::layer)
+                       .qk_norm_bias(true)
                        .output_gate(OutputGate::per_head);
   const auto x = at::randn({2, 3, 64});
   const std::vector<Change> changes{
@@ -208,8 +209,12 @@ TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
       {[](auto& m) { m.options.softcap(-3); }, {"softcap", "-3"}},
       {[](auto& m) { m.options.dropout(2); }, {"dropout", "2"}},
       {[](auto& m) { m.options.add_bias_kv(false); }, {"bias_k", "none", "[1, 1, 64]"}},
+      {[](auto& m) { m.options.bias(false); }, {"W_q.bias", "none", "[64]"}},
+      {[](auto& m) { m.options.output_bias(false); }, {"W_o.bias", "none", "[64]"}},
       {[](auto& m) { m.options.sinks(false); }, {"sinks", "none", "[8]"}},
-      {[](auto& m) { m.options.qk_norm(QKNorm::none); }, {"q_norm", "none", "[8]"}},
+      {[](auto& m) { m.options.qk_norm(QKNorm::none).qk_norm_bias(false); },
+       {"q_norm", "none", "[8]"}},
+      {[](auto& m) { m.options.qk_norm_bias(false); }, {"q_norm_bias", "none", "[8]"}},
       {[](auto& m) { m.options.output_gate(OutputGate::none); }, {"W_g", "none"}},
       {[](auto& m) { m.options.output_gate(OutputGate::elementwise); },
        {"W_g.weight", "[64, 64]", "[8, 64]"}},
@@ -225,8 +230,9 @@ TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
          m.W_o->weight.set_data(at::zeros({64, 32}));
        },
        {"W_o.weight", "32"}},
-      {[](auto& m) { m.W_v->bias.set_data(at::zeros({63})); }, {"W_v.weight", "bias", "63"}},
+      {[](auto& m) { m.W_v->bias.set_data(at::zeros({63})); }, {"W_v.bias", "[64]", "[63]"}},
       {[](auto& m) { m.q_norm.set_data(at::ones({4})); }, {"q_norm", "[8]", "[4]"}},
+      {[](auto& m) { m.k_norm_bias.set_data(at::ones({9})); }, {"k_norm_bias", "[8]", "[9]"}},
       {[](auto& m) { m.k_norm = at::Tensor(); }, {"k_norm", "[8]", "none"}},
       {[](auto& m) { m.sinks.set_data(at::zeros({7})); }, {"sinks", "[8]", "[7]"}},
       {[](auto& m) { m.bias_v.set_data(at::zeros({64})); }, {"bias_v", "[1, 1, 64]", "[64]"}},
