@@ -117,10 +117,9 @@ RotaryScaling read_scaling(Settings& settings) {
 CLI::Option* RotaryOption::add_to(CLI::App& app) {
   return app
       .add_option("--rotary", text_,
-                  "Rotate queries and keys by their positions, as RotaryOptions say: base, "
-                  "pairing=half_split|interleaved, rotary_dim, "
-                  "scaling=linear|ntk|yarn|llama3 with factor, original_max_position, ...; "
-                  "default: as the file says, if it does")
+                  "Rotate queries and keys; default: as the file says.\n"
+                  "base, pairing=half_split|interleaved, rotary_dim, and\n"
+                  "scaling=linear|ntk|yarn|llama3 with factor and so on")
       ->expected(0, 1)
       ->default_str("base=10000")
       ->type_name("NAME=VALUE,...");
