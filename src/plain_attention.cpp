@@ -29,6 +29,8 @@ at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
   return product.view({n, h, l, right.size(3)});
 }
 
+// A copy for each query head: of flags and of single rows, and of all only beside a query that
+// is NaN.
 at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
   return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
 }
@@ -53,23 +55,24 @@ class GuardedProducts {
     key_ = key.masked_fill(key_seen.logical_not().unsqueeze(-1), 0);
     value_ = value.masked_fill(key_seen.logical_not().unsqueeze(-1), 0);
     poison_queries_ = row_is_finite(query_).logical_not();
-    poison_keys_ = row_is_finite(expand_heads(key_, query.size(1))).logical_not();
-    poison_values_ = row_is_finite(expand_heads(value_, query.size(1))).logical_not();
+    poison_keys_ = expand_heads(row_is_finite(key_).logical_not(), query.size(1));
+    poison_values_ = expand_heads(row_is_finite(value_).logical_not(), query.size(1));
   }
 
   at::Tensor scores() const {
     const int64_t heads = query_.size(1);
     auto scores = grouped_matmul(finite_rows(query_), finite_rows(key_).transpose(-2, -1));
-    const auto keys = expand_heads(key_, heads);
     for (const int64_t j : marked_rows(poison_keys_)) {
       const auto open = allowed_.select(3, j).unsqueeze(-1);
-      const auto pairs = pick(open, query_) * pick(open, keys.narrow(2, j, 1));
+      const auto key = expand_heads(key_.narrow(2, j, 1), heads);
+      const auto pairs = pick(open, query_) * pick(open, key);
       const auto here = poison_keys_.select(2, j).unsqueeze(-1);
       scores = replace(scores, 3, j, at::where(here, pairs.sum(-1), scores.select(3, j)));
     }
     for (const int64_t i : marked_rows(poison_queries_)) {
       const auto open = allowed_.select(2, i).unsqueeze(-1);
-      const auto pairs = pick(open, query_.narrow(2, i, 1)) * pick(open, keys);
+      const auto pairs =
+          pick(open, query_.narrow(2, i, 1)) * pick(open, expand_heads(key_, heads));
       const auto here = poison_queries_.select(2, i).unsqueeze(-1);
       scores = replace(scores, 2, i, at::where(here, pairs.sum(-1), scores.select(2, i)));
     }
@@ -78,11 +81,11 @@ class GuardedProducts {
 
   at::Tensor output(const at::Tensor& weights) const {
     auto output = grouped_matmul(weights, finite_rows(value_));
-    const auto values = expand_heads(value_, query_.size(1));
     for (const int64_t j : marked_rows(poison_values_)) {
       const auto here = poison_values_.select(2, j).unsqueeze(-1);
       const auto open = allowed_.select(3, j).logical_and(here).unsqueeze(-1);
-      output = output + weights.narrow(3, j, 1) * pick(open, values.narrow(2, j, 1));
+      const auto value = expand_heads(value_.narrow(2, j, 1), query_.size(1));
+      output = output + weights.narrow(3, j, 1) * pick(open, value);
     }
     return output;
   }
