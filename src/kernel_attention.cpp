@@ -115,6 +115,7 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
                       {},
                       {},
                       {}};
+  prefer_huge_pages(result.output.data_ptr(), result.output.nbytes());
   args.output = kernel_rows<float>(result.output);
   const auto want_statistics = [&] {
     if (result.row_maximum.defined()) return;
