@@ -24,13 +24,8 @@ PACKAGES = ["onnx", "onnxruntime", "openvino", "jax"]
 TORCH = "torch==2.13.0"
 
 PEERS = {"onnxruntime": "ORT", "openvino": "OpenVINO", "jax": "JAX", "torch": "torch"}
-SHAPES = [
-    (4, 20, 512, 8),
-    (8, 128, 768, 12),
-    (1, 512, 768, 12),
-    (1, 2048, 1024, 16),
-    (1, 8192, 1024, 16),
-]
+# Not 1x8192: peers that form its maps take minutes a turn.
+SHAPES = [(4, 20, 512, 8), (8, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 1024, 16)]
 # Kind, shape and key/value heads.
 CASES = [
     (kind, shape, shape[-1])
