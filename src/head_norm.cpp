@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <ostream>
 
@@ -40,15 +39,14 @@ at::Tensor normalise(const at::Tensor& heads, const HeadNorm& norm) {
 void normalise_in_place(const at::Tensor& heads, const HeadNorm& norm) {
   const cpu::Kernels& kernels = cpu_kernels();
   const auto factor = norm.gain.to(at::kFloat).contiguous();
-  const auto added =
-      norm.bias.defined() ? norm.bias.to(at::kFloat).contiguous() : at::zeros_like(factor);
+  const auto added = norm.bias.defined() ? norm.bias.to(at::kFloat).contiguous() : at::Tensor();
   const cpu::NormArgs args{heads.size(0),
                            heads.size(1),
                            heads.size(2),
                            heads.size(3),
                            kernel_rows<float>(heads),
                            factor.data_ptr<float>(),
-                           added.data_ptr<float>(),
+                           added.defined() ? added.data_ptr<float>() : nullptr,
                            static_cast<float>(norm.eps),
                            norm.kind == QKNorm::layer};
   const int64_t chunks = (args.tokens + kernels.norm_tokens - 1) / kernels.norm_tokens;

@@ -49,6 +49,7 @@ at::Tensor merge_added(const ResolvedMask& mask) {
   at::Tensor sum;
   for (const auto& term : mask.add) {
     auto values = term.detach();
+    // No other dtype holds less, and a half type could not hold the limit.
     if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
     values = values.to(at::kFloat);
     sum = sum.defined() ? (sum.clamp_min(lowest) + values.clamp_min(lowest)).clamp_min(lowest)

@@ -206,7 +206,8 @@ std::ostream& operator<<(std::ostream& stream, const Mask& mask) {
       stream << ", " << term.second.scalar_type() << ' ' << term.second.sizes();
     }
     if (is_placed && !(term.kind != Kind::alibi && term.tensor.defined())) {
-      stream << (term.kind == Kind::alibi ? ", " : "") << (term.alignment == Mask::Alignment::bottom_right ? "bottom_right" : "top_left");
+      stream << (term.kind == Kind::alibi ? ", " : "")
+             << (term.alignment == Mask::Alignment::bottom_right ? "bottom_right" : "top_left");
     }
     stream << ')';
     separator = " & ";

@@ -77,9 +77,7 @@ void check_options(const MultiHeadAttentionOptions& options) {
         std::pair{"vdim", options.vdim().value_or(1)}}) {
     TORCH_CHECK(width <= largest_weight / inner, "MultiHeadAttentionOptions: ", name,
                 ": expected weights of up to 2^44 numbers, found ", width,
-                " * num_heads * "
-                "head_dim = ",
-                width, " * ", inner);
+                " * num_heads * head_dim = ", width, " * ", inner);
   }
   TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,
               "MultiHeadAttentionOptions: dropout: expected a probability in "

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "options_oracle.h"
 #include "oracle.h"
 #include "random_configuration.h"
 #include "support.h"
@@ -189,21 +190,7 @@ AttentionOutput expected(const MultiHeadAttention& module, const Setting& s,
     k = rotated(k, positions.to(at::kDouble), *o.rotary());
   }
   auto v = in_heads(linear(module->W_v, x), d);
-  int64_t extra = 0;
-  if (o.add_bias_kv()) {
-    const auto append = [&](const at::Tensor& tokens, const at::Tensor& bias) {
-      const auto token = wide(bias).view({1, -1, 1, d}).expand({n, -1, 1, d});
-      return at::cat({tokens, token}, 2);
-    };
-    k = append(k, module->bias_k);
-    v = append(v, module->bias_v);
-    ++extra;
-  }
-  if (o.add_zero_attn()) {
-    k = at::constant_pad_nd(k, {0, 0, 0, 1});
-    v = at::constant_pad_nd(v, {0, 0, 0, 1});
-    ++extra;
-  }
+  const int64_t extra = test::append_own_keys(module, k, v);
   const double scale = o.scale().value_or(1 / std::sqrt(static_cast<double>(d)));
   auto [heads, weights] =
       oracle_attention(q, k, v, dense_mask(s.call.mask(), n, h, t, t, extra),

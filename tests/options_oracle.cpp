@@ -64,6 +64,24 @@ void turn_rows(const at::Tensor& heads, const at::Tensor& positions,
 
 }  // namespace
 
+int64_t append_own_keys(const MultiHeadAttention& module, at::Tensor& k, at::Tensor& v) {
+  const auto& options = module->options;
+  const auto append = [](at::Tensor& heads, const at::Tensor& token) {
+    const int64_t N = heads.size(0), Hk = heads.size(1), D = heads.size(3);
+    heads = at::cat({heads, token.view({1, Hk, 1, D}).expand({N, Hk, 1, D})}, 2);
+  };
+  if (options.add_bias_kv()) {
+    append(k, wide(module->bias_k));
+    append(v, wide(module->bias_v));
+  }
+  if (options.add_zero_attn()) {
+    for (auto* heads : {&k, &v}) {
+      append(*heads, at::zeros({heads->size(1), heads->size(3)}, at::kDouble));
+    }
+  }
+  return int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
+}
+
 AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor& query,
                               const at::Tensor& key, const at::Tensor& value,
                               const CallOptions& call) {
@@ -88,21 +106,7 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
     turn_rows(q, of_queries, *options.rotary());
     turn_rows(k, of_keys, *options.rotary());
   }
-  int64_t open_keys = 0;
-  if (options.add_bias_kv()) {
-    const auto append = [&](const at::Tensor& heads, const at::Tensor& token) {
-      const int64_t D = heads.size(3);
-      return at::cat({heads, wide(token).view({1, Hk, 1, D}).expand({N, Hk, 1, D})}, 2);
-    };
-    k = append(k, module->bias_k);
-    v = append(v, module->bias_v);
-    ++open_keys;
-  }
-  if (options.add_zero_attn()) {
-    k = at::constant_pad_nd(k, {0, 0, 0, 1});
-    v = at::constant_pad_nd(v, {0, 0, 0, 1});
-    ++open_keys;
-  }
+  const int64_t open_keys = append_own_keys(module, k, v);
   const double scale = options.scale().value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
   auto [heads, weights] =
       oracle_attention(q, k, v, dense_mask(call.mask(), N, H, L, S, open_keys), scale);

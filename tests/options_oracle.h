@@ -14,4 +14,8 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
                               const at::Tensor& key, const at::Tensor& value,
                               const CallOptions& call);
 
+/// Appends the module's own keys and values (`add_bias_kv`, then `add_zero_attn`) to heads
+/// (N, Hk, S, D) in double; gives their number.
+int64_t append_own_keys(const MultiHeadAttention& module, at::Tensor& k, at::Tensor& v);
+
 }  // namespace mha::test

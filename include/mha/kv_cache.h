@@ -67,8 +67,8 @@ struct CachedKeys {
 /// found, and then leaves the cache as it was.
 class KVCache {
  public:
-  /// Throws if capacity or window are below 1 or above 2^40, both are given, or the dtype is not one of those
-  /// named.
+  /// Throws if capacity or window are below 1 or above 2^40, both are given, or the dtype is
+  /// not one of those named.
   explicit KVCache(KVCacheOptions options = {});
 
   const KVCacheOptions& options() const;

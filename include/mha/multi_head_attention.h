@@ -35,9 +35,9 @@ std::ostream& operator<<(std::ostream& stream, QKNorm norm);
 enum class OutputGate { none, per_head, elementwise };
 std::ostream& operator<<(std::ostream& stream, OutputGate gate);
 
-/// Options of `MultiHeadAttention`. Checked by the module's constructor, and by each call: those
+/// Options of `MultiHeadAttention`. Checked by the module's constructor and by each call: those
 /// that say nothing of parameters may change between calls (`dropout`, `batch_first`, `scale`,
-/// `softcap`, `rotary`, ...), others no longer fit.
+/// `softcap`, `rotary`, ...), others then no longer fit and throw.
 struct MultiHeadAttentionOptions {
   MultiHeadAttentionOptions(int64_t d_model, int64_t num_heads);
 

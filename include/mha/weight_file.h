@@ -74,8 +74,8 @@ struct WeightFileOptions {
 /// they stand; where a model multiplies by 1 + gain (Gemma), add 1. The dtype of
 /// the file must be that of the module, unless `convert_dtype` is set; the device may differ.
 /// Numbers of heads that `save` left in the file must be the module's, and so must the pairs
-/// that it says are rotated (`pairing`, `rotary_dim`); base and scaling may be others. Which parameters require
-/// gradients does not change.
+/// that it says are rotated (`pairing`, `rotary_dim`); base and scaling may be others. Which
+/// parameters require gradients does not change.
 ///
 /// The file is data and may be hostile: nothing in it is executed (LibTorch's unpickler is not
 /// used), every size and offset is checked before it is used, and only the layer's own tensors

@@ -11,6 +11,7 @@
 //
 // Source: "Flash-Decoding for long-context inference", Dao et al., 2023.
 
+// More rows fill the tiles of `forward`; fewer keys are not worth the merging of chunks.
 constexpr int64_t most_rows = 8, fewest_keys = 257;
 // Keys whose values one pass over the rows adds: as many as stay in the first cache.
 constexpr int64_t values_together = 16;
@@ -124,16 +125,6 @@ MHA_INLINE void scale_scores(float* scores, float factor) {
   for (int64_t j = 0; j < decode_chunk; j += lanes) {
     store(scores + j, load(scores + j) * factor);
   }
-}
-
-// Whether bfloat16 can be multiplied in pairs, without widening it.
-MHA_INLINE bool can_dot_chunks(const AttentionForward& args) {
-#if MHA_ISA_AVX512
-  return args.query_is_bfloat16 && args.head_dim % 2 == 0 &&
-         args.value_dim % (2 * lanes) == 0 && __builtin_cpu_supports("avx512bf16");
-#else
-  return args.batch < 0;
-#endif
 }
 
 // Calls function(integral_constant<int, R>, row) for [0, rows) in steps of R rows, at most

@@ -209,6 +209,12 @@ MHA_APART void add_value_rows(BFloat16Pairs, const float* weights, const BFloat1
   }
 }
 
+// Whether a chunk of bfloat16 can be multiplied in pairs.
+MHA_INLINE bool can_dot_chunks(const AttentionForward& args) {
+  return args.query_is_bfloat16 && args.head_dim % 2 == 0 &&
+         args.value_dim % (2 * lanes) == 0 && __builtin_cpu_supports("avx512bf16");
+}
+
 // Rounds a chunk's weights to bfloat16, two in a place.
 MHA_INLINE void pair_weights(BFloat16Pairs, float* weights) {
   for (int64_t j = 0; j < decode_chunk; j += 2 * lanes) {

@@ -38,9 +38,12 @@ static void normalise(const NormArgs& args, int64_t index) {
       const float factor = 1.0f / __builtin_sqrtf(variance + args.eps);
       int64_t d = 0;
       for (; d + lanes <= count; d += lanes) {
-        store(x + d, (load(x + d) - mean) * factor * load(args.gain + d) + load(args.bias + d));
+        const Vec bias = args.bias ? load(args.bias + d) : Vec{};
+        store(x + d, (load(x + d) - mean) * factor * load(args.gain + d) + bias);
       }
-      for (; d < count; ++d) x[d] = (x[d] - mean) * factor * args.gain[d] + args.bias[d];
+      for (; d < count; ++d) {
+        x[d] = (x[d] - mean) * factor * args.gain[d] + (args.bias ? args.bias[d] : 0.0f);
+      }
     }
   }
 }

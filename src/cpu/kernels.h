@@ -159,7 +159,8 @@ struct RotaryArgs {
 struct NormArgs {
   int64_t batch, heads, tokens, head_dim;
   Rows<float> rows;
-  const float *gain, *bias;
+  const float* gain;
+  const float* bias;  // null: none
   float eps;
   bool centred;
 };
