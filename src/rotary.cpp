@@ -140,7 +140,7 @@ class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
 
 void check_positions(const char* name, const at::Tensor& positions, int64_t batch,
                      int64_t tokens) {
-  given_tensor({name}, positions, Numbers::integers, Memory::or_meta);
+  given_tensor({name}, positions, Numbers::integers);
   const bool fits =
       (positions.dim() == 1 && positions.size(0) == tokens) ||
       (positions.dim() == 2 && positions.size(0) == batch && positions.size(1) == tokens);

@@ -42,7 +42,7 @@ static int64_t decode_partials(const AttentionForward& args) {
 // pass 2 for one row: the terms that the mask adds, held at the lowest finite number.
 static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t query,
                              int64_t first, int64_t count, float* scores) {
-  for (const auto* added : {&mask.added, &mask.relative}) {
+  for (const auto* added : {&mask.added, &mask.added_keys, &mask.relative}) {
     if (!added->data) continue;
     const float* terms = added->at(t.n, t.h, query) + first;
     int64_t j = 0;

@@ -117,6 +117,7 @@ template <int V>
 static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock& block,
                       float* terms, float* scores) {
   if (mask.added.data) add_rows<V>(mask.added, t, block, terms, scores);
+  if (mask.added_keys.data) add_rows<V>(mask.added_keys, t, block, terms, scores);
   if (mask.relative.data) add_rows<V>(mask.relative, t, block, terms, scores);
 }
 
@@ -209,7 +210,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
   const SampleBand band = band_of(mask, t.n);
-  const bool adds = mask.added.data || mask.relative.data;
+  const bool adds = mask.added.data || mask.added_keys.data || mask.relative.data;
   const DocumentRange documents =
       mask.key_documents ? document_range(documents_of(mask, t), t.count) : DocumentRange{};
   const uint64_t* pair_bits = nullptr;
