@@ -20,7 +20,8 @@ endfunction()
 
 function(mha_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "NEEDS" "SOURCES;LIBS")
-  mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS})
+  mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS}
+    SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:mha_test_blas> LIBS ${arg_LIBS})
   # Threads that wait do not spin: the tests of a parallel ctest share the cores. What runs again,
   # under a sanitizer or on another path, runs on one thread.
   set(environment OMP_WAIT_POLICY=passive)
@@ -35,10 +36,13 @@ function(mha_add_test name)
     # The widest instruction set has run already. Memory errors are the kernels' to make.
     set(settings MHA_CPU_ISA=generic MHA_CPU_ISA=avx2)
     if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
-      list(APPEND settings MHA_PATH=plain)
+      list(APPEND settings MHA_PATH=plain MHA_TEST_BLAS=reordered)
     endif()
     foreach(setting IN LISTS settings)
       string(REGEX REPLACE ".*=" "" path ${setting})
+      if(path STREQUAL reordered)
+        list(APPEND setting MHA_PATH=plain)  # where all products are LibTorch's
+      endif()
       add_test(NAME ${name}.on_${path} COMMAND ${name} --gtest_brief=1)
       set_tests_properties(${name}.on_${path} PROPERTIES
         TIMEOUT 1200
@@ -60,3 +64,8 @@ file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/mha_test_pch.cpp CONTENT "")
 add_library(mha_test_pch OBJECT ${CMAKE_CURRENT_BINARY_DIR}/mha_test_pch.cpp)
 target_link_libraries(mha_test_pch PRIVATE mha_test_settings)
 target_precompile_headers(mha_test_pch PRIVATE <gtest/gtest.h> ${PROJECT_SOURCE_DIR}/tests/torch_headers.h)
+
+# Stands in for LibTorch's BLAS where MHA_TEST_BLAS=reordered.
+add_library(mha_test_blas OBJECT ${PROJECT_SOURCE_DIR}/tests/other_blas.cpp)
+target_link_libraries(mha_test_blas PRIVATE mha_test_settings)
+target_precompile_headers(mha_test_blas REUSE_FROM mha_test_pch)
