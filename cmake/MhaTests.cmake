@@ -1,10 +1,11 @@
-# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [NEEDS <fixture>] [EVERY_PATH])
+# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [NEEDS <fixture>] [EVERY_PATH] [POISONED])
 #
 # One GoogleTest executable, which is one test of ctest: a process for each of its tests would spend
 # minutes on loading LibTorch. Sources see tests/ and src/, since internals are tested too, and need
 # not include what the shared precompiled header holds, but should. With EVERY_PATH the executable
-# runs again on each narrower instruction set of the kernels, and on the plain path. NEEDS names a
-# ctest fixture that must be set up before.
+# runs again on each narrower instruction set of the kernels, and on the plain path; with POISONED,
+# on memory that holds NaN until something is computed into it. NEEDS names a ctest fixture that must
+# be set up before.
 find_package(GTest REQUIRED)
 
 # The executable alone, for tests that ctest is told of in another way.
@@ -19,7 +20,7 @@ function(mha_add_test_executable name)
 endfunction()
 
 function(mha_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "NEEDS" "SOURCES;LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH;POISONED" "NEEDS" "SOURCES;LIBS")
   mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS}
     SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:mha_test_blas> LIBS ${arg_LIBS})
   # Threads that wait do not spin: the tests of a parallel ctest share the cores. What runs again,
@@ -32,6 +33,11 @@ function(mha_add_test name)
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 1200 ENVIRONMENT "${environment}" FIXTURES_REQUIRED "${arg_NEEDS}")
+  if(arg_POISONED AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    add_test(NAME ${name}.poisoned COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name}.poisoned PROPERTIES
+      TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_POISON_SCRATCH=1")
+  endif()
   if(arg_EVERY_PATH)
     # The widest instruction set has run already. Memory errors are the kernels' to make.
     set(settings MHA_CPU_ISA=generic MHA_CPU_ISA=avx2)
