@@ -3,9 +3,9 @@
 # One GoogleTest executable, which is one test of ctest: a process for each of its tests would spend
 # minutes on loading LibTorch. Sources see tests/ and src/, since internals are tested too, and need
 # not include what the shared precompiled header holds, but should. With EVERY_PATH the executable
-# runs again on each narrower instruction set of the kernels, and on the plain path; with POISONED,
-# on memory that holds NaN until something is computed into it. NEEDS names a ctest fixture that must
-# be set up before.
+# runs again on each narrower instruction set of the kernels, on the plain path, and there with
+# LibTorch's products in another order of sums at each call; with POISONED, on memory that holds NaN
+# until something is computed into it. NEEDS names a ctest fixture that must be set up before.
 find_package(GTest REQUIRED)
 
 # The executable alone, for tests that ctest is told of in another way.
