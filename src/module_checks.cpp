@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "given_tensor.h"
 #include "rotary.h"
 #include "torch_compat.h"
 
@@ -27,6 +28,7 @@ void check_input(const char* name, const at::Tensor& tensor, int64_t width,
               ": expected a tensor, found an undefined one; leave out both key "
               "and value for "
               "self-attention");
+  given_tensor({"MultiHeadAttention", name}, tensor, Numbers::floating, Memory::or_meta);
   TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, "MultiHeadAttention: ", name,
               ": expected 3 dimensions, or 2 without a batch, found ", tensor.dim(), " in ",
               tensor.sizes());
@@ -99,8 +101,9 @@ void check_options(const MultiHeadAttentionOptions& options) {
   TORCH_CHECK(!options.qk_norm_bias() || options.qk_norm() == QKNorm::layer,
               "MultiHeadAttentionOptions: qk_norm_bias: expected qk_norm to be layer, found ",
               options.qk_norm());
-  TORCH_CHECK(!options.dtype() || c10::isFloatingType(*options.dtype()),
-              "MultiHeadAttentionOptions: dtype: expected a floating dtype, found ",
+  TORCH_CHECK(!options.dtype() || is_floating_dtype(*options.dtype()),
+              "MultiHeadAttentionOptions: dtype: expected a floating dtype (float32, float64, "
+              "bfloat16 or float16), found ",
               options.dtype().value_or(at::kFloat));
 }
 

@@ -12,6 +12,8 @@
 #include <cmath>
 #include <ostream>
 
+#include "given_tensor.h"
+
 namespace mha {
 namespace {
 
@@ -68,11 +70,11 @@ void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
 // In float32, step by step as the published code, so that a distance at the edge of two buckets
 // falls into the same one.
 at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_positions) const {
-  TORCH_CHECK(c10::isIntegralType(relative_positions.scalar_type(), /*includeBool=*/false),
-              "RelativePositionBias: relative_positions: expected an integer tensor, found ",
-              relative_positions.scalar_type());
+  const auto given =
+      detail::given_tensor({"RelativePositionBias", "relative_positions"}, relative_positions,
+                           detail::Numbers::integers, detail::Memory::or_meta);
   const int64_t side = buckets_of_side(options), exact = exact_buckets(options);
-  const auto position = relative_positions.to(at::kLong);
+  const auto position = given.to(at::kLong);
   const auto distance = options.bidirectional() ? position.abs() : position.clamp_max(0).neg();
   const double scale =
       std::log(static_cast<double>(options.max_distance()) / static_cast<double>(exact));

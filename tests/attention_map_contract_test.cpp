@@ -57,7 +57,10 @@ TEST(AttentionMapContractTest, WhatLiesBehindAMaskIsNeverSeen) {
     const auto without = all_results(
         AttentionMap(q.masked_fill(dead.view({1, 1, 6, 1}), 0), k.masked_fill(rows, 0), mask));
     for (size_t i = 0; i < with.size(); ++i) {
-      EXPECT_TRUE(is_bit_equal(with[i], without[i])) << "result " << i << ", " << hidden;
+      const bool is_scores = i + 1 == with.size();  // which are a product of ATen
+      EXPECT_TRUE(is_scores ? is_same_but_for_blas(with[i], without[i])
+                            : is_same_result(with[i], without[i]))
+          << "result " << i << ", " << hidden;
     }
   }
 }
@@ -158,7 +161,7 @@ TEST(AttentionMapContractTest, OneMapServesSeveralThreads) {
   std::vector<std::thread> threads;
   for (auto& result : found) threads.emplace_back([&] { result = map.dense(); });
   for (auto& thread : threads) thread.join();
-  for (const auto& result : found) EXPECT_TRUE(is_close(result, expected, 2e-7));
+  for (const auto& result : found) EXPECT_TRUE(is_same_but_for_blas(result, expected));
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
