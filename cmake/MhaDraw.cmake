@@ -28,7 +28,7 @@ endforeach()
 configure_file(src/draw/page.cpp.in page.cpp @ONLY)
 target_sources(mha_draw PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/page.cpp)
 
-target_include_directories(mha_draw PRIVATE src/draw)
+target_include_directories(mha_draw PRIVATE src/draw src)
 target_link_libraries(mha_draw
   PUBLIC mha
   PRIVATE PNG::PNG

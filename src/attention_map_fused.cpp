@@ -1,7 +1,6 @@
 #include "attention_map_fused.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/log2.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -14,6 +13,7 @@
 #include "kernel_mask.h"
 #include "kernel_rows.h"
 #include "run_tasks.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -47,7 +47,7 @@ struct PackedSource {
 };
 
 at::Tensor empty_result(const MapView& view, at::IntArrayRef sizes) {
-  return at::empty(sizes, view.query.options());
+  return uncomputed(sizes, view.query.options());
 }
 
 int64_t tiles(const cpu::MapSource& source) {
@@ -121,7 +121,7 @@ TopKeys fused_top(const MapView& view, int64_t count) {
   const PackedSource packed(view);
   const auto& s = packed.source;
   const auto values = empty_result(view, {s.batch, s.heads, s.queries, count});
-  const auto keys = at::empty(values.sizes(), values.options().dtype(at::kLong));
+  const auto keys = uncomputed(values.sizes(), values.options().dtype(at::kLong));
   const cpu::MapTop wanted{count, values.data_ptr<float>(), keys.data_ptr<int64_t>()};
   run_tasks(s.batch * s.heads * tiles(s), cpu_kernels().map_scratch(s),
             [&](int64_t i, float* scratch) { cpu_kernels().map_top(s, wanted, i, scratch); });

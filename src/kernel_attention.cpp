@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
 
@@ -19,6 +18,7 @@
 #include "non_finite.h"
 #include "recycled.h"
 #include "run_tasks.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -35,7 +35,7 @@ cpu::KernelDropout kernel_dropout(const AttentionCall& call) {
 
 // Memory laid out as (N, T, H, D), seen as (N, H, T, D).
 at::Tensor empty_heads(int64_t n, int64_t h, int64_t t, int64_t d, const at::Tensor& like) {
-  return at::empty({n, t, h, d}, like.options()).transpose(1, 2);
+  return uncomputed({n, t, h, d}, like.options()).transpose(1, 2);
 }
 
 // Few queries: chunks of keys are the tasks.
@@ -119,17 +119,17 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
   args.output = kernel_rows<float>(result.output);
   const auto want_statistics = [&] {
     if (result.row_maximum.defined()) return;
-    result.row_maximum = at::empty({n, h, l}, options);
-    result.row_factor = at::empty({n, h, l}, options);
+    result.row_maximum = uncomputed({n, h, l}, options);
+    result.row_factor = uncomputed({n, h, l}, options);
     args.row_maximum = result.row_maximum.data_ptr<float>();
     args.row_factor = result.row_factor.data_ptr<float>();
   };
   if (for_backward) want_statistics();
   if (args.averaged) {
-    result.weights = at::empty({n, l, args.keys}, options);
+    result.weights = uncomputed({n, l, args.keys}, options);
     args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
   } else if (call.weights == Weights::per_head) {
-    result.weights = at::empty({n, h, l, args.keys}, options);
+    result.weights = uncomputed({n, h, l, args.keys}, options);
     args.weights = kernel_rows<float>(result.weights);
   }
   if (result.weights.defined()) {

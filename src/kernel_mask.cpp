@@ -4,7 +4,6 @@
 #include <ATen/ops/_unique.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -13,6 +12,8 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -211,8 +212,8 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
     const int64_t n = pairs.size(0), h = pairs.size(1), l = pairs.size(2), s = pairs.size(3);
     const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
     const int64_t blocks = (s + kernels.key_block - 1) / kernels.key_block;
-    const auto bits = at::empty({n * h * tiles * s}, at::kLong);
-    const auto classes = at::empty({n * h * tiles * blocks}, at::kByte);
+    const auto bits = uncomputed({n * h * tiles * s}, at::kLong);
+    const auto classes = uncomputed({n * h * tiles * blocks}, at::kByte);
     auto* bits_data = reinterpret_cast<uint64_t*>(bits.data_ptr<int64_t>());
     auto* class_data = classes.data_ptr<uint8_t>();
     const auto* allowed = reinterpret_cast<const uint8_t*>(pairs.data_ptr<bool>());

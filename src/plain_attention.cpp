@@ -179,6 +179,10 @@ MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
   auto& scores = result.scores;
   scores = result.guarded ? result.guarded->scores()
                           : grouped_matmul(query * scoring.scale, key.transpose(-2, -1));
+  if (scoring.softcap > 0 && allowed.defined()) {
+    // The slope of a blocked score that overflowed to NaN is NaN, and 0 times it too.
+    scores = scores.masked_fill(allowed.logical_not(), 0);
+  }
   if (scoring.softcap > 0) scores = at::tanh(scores / scoring.softcap) * scoring.softcap;
   if (added.defined()) {
     // Clamped, since the sum of two large finite terms must not become a block.

@@ -278,6 +278,10 @@ template <int V>
 static void first_passes(BackwardTile& t, const KeyBlock& block) {
   recompute_weights<V>(t, block);
   weight_gradients<V, false>(t, block);
+  // 0 * infinity is NaN, and a blocked value may be so large that its product overflows.
+  if (block.blocks) {
+    fill_blocked<V>(t.args->mask, t.at, block, 0.0f, t.grad_scores + block_offset(t, block));
+  }
   add_to_delta<V>(t, block);
 }
 

@@ -102,6 +102,9 @@ static void add_rows(const Rows<const float>& added, const QueryTile& t, const K
   const int64_t count = min64(t.count - first_lane, V * lanes);
   transpose(added.at(t.n, t.h, t.first + first_lane) + block.first, added.t, count, block.keys,
             terms, tile);
+  for (int64_t j = 0; j < block.keys && count < V * lanes; ++j) {  // lanes without a query
+    for (int64_t i = count; i < V * lanes; ++i) terms[j * tile + i] = 0;
+  }
   for (int64_t j = 0; j < block.keys; ++j) {
     float* row = scores + j * tile + first_lane;
 #pragma GCC unroll 3
