@@ -5,7 +5,8 @@
 // are split into chunks of a fixed length, whatever the number of threads, and the chunks'
 // results are merged in order:
 //   pass 1  scores, key by key; one transpose turns the sums of some into a vector
-//   pass 2  soft cap, blocks and added terms, maximum and sum of the chunk
+//   pass 2  scores out of range once more; soft cap, blocks and added terms, maximum and sum of
+//           the chunk
 //   pass 3  output = weights V, kept apart for each chunk
 //   merge   outputs and sums of all chunks relative to the largest maximum
 //
@@ -39,21 +40,49 @@ static int64_t decode_partials(const AttentionForward& args) {
          partial_size(args);
 }
 
-// pass 2 for one row: the terms that the mask adds, held at the lowest finite number.
+// Whether `count` scores are all in range.
+static bool all_in_range(const float* scores, int64_t count) {
+  IntVec out{};
+  int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    const Vec score = load(scores + j);
+    out |= (score != hold(score_limit, score));  // so is NaN
+  }
+  bool found = !any(out);
+  for (; j < count; ++j) found &= in_range(scores[j]);
+  return found;
+}
+
+// pass 2 for one row: forms the scores again that are out of range.
+template <typename Element>
+static void settle_row(const ScoredRows<Element>& rows, int64_t count, float* scores) {
+  if (all_in_range(scores, count) || has_nan(rows.query, rows.depth)) return;
+  for (int64_t j = 0; j < count; ++j) {
+    if (in_range(scores[j]) || has_nan(rows.key + j * rows.key_stride, rows.depth)) continue;
+    scores[j] = exact_score(rows, 0, j);
+  }
+}
+
+// pass 2 for one row: the terms that the mask adds. Their sum and the scores' are held.
 static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t query,
                              int64_t first, int64_t count, float* scores) {
-  for (const auto* added : {&mask.added, &mask.relative}) {
-    if (!added->data) continue;
-    const float* terms = added->at(t.n, t.h, query) + first;
-    int64_t j = 0;
-    for (; j + lanes <= count; j += lanes) {
-      store(scores + j,
-            max_keep_nan(broadcast(lowest), load(scores + j) + load(terms + j) * log2e));
-    }
-    for (; j < count; ++j) {
-      const float sum = scores[j] + terms[j] * log2e;
-      scores[j] = sum < lowest ? lowest : sum;
-    }
+  const bool both = mask.added.data && mask.relative.data;
+  const auto& added = mask.added.data ? mask.added : mask.relative;
+  if (!added.data) return;
+  const float* terms = added.at(t.n, t.h, query) + first;
+  const float* others = both ? mask.relative.at(t.n, t.h, query) + first : nullptr;
+  const auto sum = [&](Vec score, Vec term, Vec other) {
+    if (both) term = hold(largest_float, term + other);
+    return hold(score_limit, score + term * log4e);
+  };
+  int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    const Vec other = both ? load(others + j) : Vec{};
+    store(scores + j, sum(load(scores + j), load(terms + j), other));
+  }
+  for (; j < count; ++j) {
+    const Vec other = broadcast(both ? others[j] : 0.0f);
+    scores[j] = sum(broadcast(scores[j]), broadcast(terms[j]), other)[0];
   }
 }
 
@@ -102,7 +131,7 @@ static void decode_softmax(float* scores, int64_t count, float* maximum, float* 
   Vec total = {};
   for (int64_t j = 0; j < decode_chunk; j += lanes) {
     const Vec score = load(scores + j);
-    const Vec weight = score == minus_infinity ? Vec{} : exp2(score - from);
+    const Vec weight = score == minus_infinity ? Vec{} : exp4(score - from);
     store(scores + j, weight);
     total += weight;
   }
@@ -140,7 +169,7 @@ template <typename Of, int R>
 static void arrange_queries(const AttentionForward& args, int64_t n, int64_t kv_head,
                             int64_t row, int64_t places, float* to) {
   const int64_t group = args.heads / args.kv_heads;
-  const float factor = args.scale * log2e;
+  const float factor = args.scale * log4e;
   for (int64_t r = 0; r < R; ++r) {
     const int64_t h = kv_head * group + (row + r) / args.queries;
     const float* query = args.query.at(n, h, (row + r) % args.queries);
@@ -186,8 +215,11 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
   float* partial = partials + index * rows * size;
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * decode_chunk;
-    if constexpr (Of::pairs) scale_scores(row, args.scale * log2e);
+    if constexpr (Of::pairs) scale_scores(row, args.scale * log4e);
     const QueryTile t{n, kv_head * group + r / args.queries, 0, args.queries};
+    settle_row<Element>({args.query.at(n, t.h, r % args.queries), 0, key, args.key.t,
+                         args.head_dim, args.scale},
+                        count, row);
     if (args.softcap > 0) {
       cap_scores<1>(args.softcap, ceil_div(count, lanes), lanes, row);
     }
@@ -252,17 +284,22 @@ static void merge_decoded(const AttentionForward& args, const float* partials) {
       }
       float* output = args.output.at(head / args.kv_heads, h, r % args.queries);
       for (int64_t d = 0; d < args.value_dim; ++d) output[d] = 0;
-      float sum = args.sinks ? exp2(broadcast(sink - maximum))[0] : 0.0f;
+      float sum = args.sinks ? exp4(broadcast(sink - maximum))[0] : 0.0f;
       for (int64_t c = 0; c < chunks; ++c) {
         const float* partial = first + c * rows * size;
         if (partial[1] == 0) continue;  // the chunk is blocked
         const float factor =
-            partial[0] == maximum ? 1.0f : exp2(broadcast(partial[0] - maximum))[0];
+            partial[0] == maximum ? 1.0f : exp4(broadcast(partial[0] - maximum))[0];
         sum += partial[1] * factor;
         for (int64_t d = 0; d < args.value_dim; ++d) output[d] += partial[2 + d] * factor;
       }
       const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
-      for (int64_t d = 0; d < args.value_dim; ++d) output[d] *= inverse;
+      float wild = 0;
+      for (int64_t d = 0; d < args.value_dim; ++d) {
+        output[d] *= inverse;
+        wild += output[d] * 0.0f;
+      }
+      if (wild != 0) mark_not_finite(args);
     }
   }
 }
