@@ -36,12 +36,10 @@ MHA_INLINE void fetch_rows(const float* row, int64_t stride, int64_t count, int6
   }
 }
 
-// pass 1 for M keys; keeps the largest score of each lane in `top`, and in `wild` whether all
-// are finite.
+// pass 1 for M keys; keeps the largest score of each lane in `top`.
 template <typename Of, int M, int V>
 MHA_INLINE void score_rows(const float* key, int64_t key_stride, int64_t depth,
-                           const float* query, float factor, float* scores, Vec (&top)[V],
-                           Vec (&wild)[V]) {
+                           const float* query, float factor, float* scores, Vec (&top)[V]) {
   Vec c[M][V] = {};
   multiply_add<M, V, Of>(depth, key, key_stride, 1, query, tile, c);
   if constexpr (Of::pairs) {  // a factor in the query would have been rounded with it
@@ -55,20 +53,16 @@ MHA_INLINE void score_rows(const float* key, int64_t key_stride, int64_t depth,
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) {
-      top[v] = max_drop_nan(top[v], c[m][v]);
-      wild[v] = watch(wild[v], c[m][v]);
-    }
+    for (int v = 0; v < V; ++v) top[v] = max_drop_nan(top[v], c[m][v]);
   }
 }
 
 template <typename Of, int V>
 MHA_APART void score_block(const float* key, int64_t key_stride, int64_t keys, int64_t depth,
-                           const float* query, float factor, float* scores, Vec (&top)[V],
-                           Vec (&wild)[V]) {
+                           const float* query, float factor, float* scores, Vec (&top)[V]) {
   const auto rows = [&](auto count, int64_t j) {
     score_rows<Of, decltype(count)::value>(key + j * key_stride, key_stride, depth, query,
-                                           factor, scores + j * tile, top, wild);
+                                           factor, scores + j * tile, top);
   };
   for_each_rows(keys, rows);
 }
@@ -148,33 +142,42 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
   }
 }
 
-// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf.
+// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores that
+// are not known to be in range may turn out not to be: then nothing is done and the answer is no.
 template <int V, bool Blocks>
-MHA_INLINE void weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector) {
+MHA_INLINE bool weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector, bool settled) {
   const Vec minus_infinity = broadcast(-__builtin_inff());
-  Vec maximum[V], sum[V];
+  Vec maximum[V], sum[V], least[V];
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
     const Vec m = load(t.maximum + (first_vector + v) * lanes);
     maximum[v] = m == minus_infinity ? Vec{} : m;
-    sum[v] = Vec{};
+    sum[v] = least[v] = Vec{};
   }
   float* row = t.scores + first_vector * lanes;
   for (int64_t j = 0; j < keys; ++j, row += tile) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
       const Vec score = load(row + v * lanes);
+      if constexpr (!Blocks) least[v] = score < least[v] ? score : least[v];
       Vec weight = exp4(score - maximum[v]);
       if constexpr (Blocks) weight = score == minus_infinity ? Vec{} : weight;
       store(row + v * lanes, weight);
       sum[v] += weight;
     }
   }
+  if (!settled) {
+    IntVec out{};
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) out |= (sum[v] != sum[v]) | ~in_range(least[v]);
+    if (any(out)) return false;
+  }
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
     float* total = t.sum + (first_vector + v) * lanes;
     store(total, load(total) + sum[v]);
   }
+  return true;
 }
 
 // weights of a block, of which dropout takes some.
@@ -196,21 +199,25 @@ static void clear_output(ForwardTile& t) {
   for (int64_t i = 0; i < t.args.value_dim * tile; i += lanes) store(t.output + i, Vec{});
 }
 
+// Passes 1 and 2. Whether the scores are known to be in range: those that are plain products
+// show in pass 3, and are formed once more to be `settled`.
 template <int V, typename Of>
-static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
+static bool form_scores(ForwardTile& t, const KeyBlock& block, bool settles, Vec (&top)[V]) {
   const AttentionForward& args = t.args;
   const int64_t offset = block.first_vector * lanes;
   constexpr int width = Of::pairs ? 2 : 1;  // numbers in one place
-  if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
-  Vec top[V], wild[V] = {};
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
   const int64_t key_at =
       args.key.n * t.at.n + args.key.h * t.kv_head + args.key.t * block.first;
   score_block<Of, V>(static_cast<const float*>(args.key.data) + key_at / width,
                      args.key.t / width, block.keys, args.head_dim / width, t.query + offset,
-                     args.scale * log4e, t.scores + offset, top, wild);
-  const bool settles = out_of_range(wild, top);
+                     args.scale * log4e, t.scores + offset, top);
+  const bool changes = args.softcap > 0 || block.adds || block.blocks;
+  if (!settles) {
+    settles = out_of_range(top) ||
+              (changes && !all_in_range<V>(t.scores + offset, block.keys, tile));
+  }
   if (settles) {
     using Element = std::conditional_t<Of::pairs, BFloat16, float>;
     if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, t.scores);
@@ -219,25 +226,35 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
                             args.head_dim, args.scale},
                            t.at, block, t.scores);
   }
-  const bool capped = args.softcap > 0;
-  if (capped) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
+  if (!settles && !changes) return false;
+  if (args.softcap > 0) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
   if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, t.scores);
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, -__builtin_inff(), t.scores);
-  if (settles || capped || block.adds || block.blocks) {
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
-    for (int64_t j = 0; j < block.keys; ++j) {
+  for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
+  for (int64_t j = 0; j < block.keys; ++j) {
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) {
-        top[v] = max_drop_nan(top[v], load(t.scores + j * tile + offset + v * lanes));
-      }
+    for (int v = 0; v < V; ++v) {
+      top[v] = max_drop_nan(top[v], load(t.scores + j * tile + offset + v * lanes));
     }
   }
+  return true;
+}
+
+template <int V, typename Of>
+static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
+  const AttentionForward& args = t.args;
+  const int64_t offset = block.first_vector * lanes;
+  if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
+  Vec top[V];
+  bool settled = form_scores<V, Of>(t, block, false, top);
   raise_maximum<V>(t, top, block.first_vector);
   if (block.blocks) {
-    weigh_block<V, true>(t, block.keys, block.first_vector);
-  } else {
-    weigh_block<V, false>(t, block.keys, block.first_vector);
+    weigh_block<V, true>(t, block.keys, block.first_vector, settled);
+  } else if (!weigh_block<V, false>(t, block.keys, block.first_vector, settled)) {
+    settled = form_scores<V, Of>(t, block, true, top);
+    raise_maximum<V>(t, top, block.first_vector);
+    weigh_block<V, false>(t, block.keys, block.first_vector, settled);
   }
   const float* weights = t.scores;
   if (args.dropout.threshold) {

@@ -53,7 +53,7 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
                       wild[v] = watch(wild[v], c);
                       store(weights + j * tile + v * lanes, c);
                     });
-  if (t.at_limit || out_of_range(wild)) {
+  if (t.at_limit || found_wild(wild)) {
     if (block.blocks) fill_blocked<V>(source.mask, t.at, block, 0.0f, t.weights);
     settle_scores<float>({source.query.at(t.at.n, t.at.h, t.at.first), source.query.t,
                           source.key.at(t.at.n, t.kv_head, block.first), source.key.t,

@@ -149,7 +149,7 @@ static void recompute_masked_weights(BackwardTile& t, const KeyBlock& block,
                       wild[v] = watch(wild[v], c);
                       store(weights + j * tile + v * lanes, c);
                     });
-  if (t.at_limit || out_of_range(wild)) {
+  if (t.at_limit || found_wild(wild)) {
     if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
     settle_scores<float>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t, key,
                           args.key.t, args.head_dim, args.scale},
@@ -192,7 +192,7 @@ static void recompute_weights(BackwardTile& t, const KeyBlock& block) {
                         wild[v] = watch(wild[v], c);
                         store(weights + j * tile + v * lanes, exp4(c - maximum[v]) * factor[v]);
                       });
-    plain = !out_of_range(wild);
+    plain = !found_wild(wild);
   }
   if (!plain) recompute_masked_weights<V>(t, block, maximum, factor);
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);

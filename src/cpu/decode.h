@@ -40,23 +40,13 @@ static int64_t decode_partials(const AttentionForward& args) {
          partial_size(args);
 }
 
-// Whether `count` scores are all in range.
-static bool all_in_range(const float* scores, int64_t count) {
-  IntVec out{};
-  int64_t j = 0;
-  for (; j + lanes <= count; j += lanes) {
-    const Vec score = load(scores + j);
-    out |= (score != hold(score_limit, score));  // so is NaN
-  }
-  bool found = !any(out);
-  for (; j < count; ++j) found &= in_range(scores[j]);
-  return found;
-}
-
 // pass 2 for one row: forms the scores again that are out of range.
 template <typename Element>
 static void settle_row(const ScoredRows<Element>& rows, int64_t count, float* scores) {
-  if (all_in_range(scores, count) || has_nan(rows.query, rows.depth)) return;
+  const int64_t whole = count - count % lanes;
+  bool settled = all_in_range<1>(scores, whole / lanes, lanes);
+  for (int64_t j = whole; j < count; ++j) settled &= in_range(scores[j]);
+  if (settled || has_nan(rows.query, rows.depth)) return;
   for (int64_t j = 0; j < count; ++j) {
     if (in_range(scores[j]) || has_nan(rows.key + j * rows.key_stride, rows.depth)) continue;
     scores[j] = exact_score(rows, 0, j);

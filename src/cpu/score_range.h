@@ -4,26 +4,41 @@
 // is infinite or NaN, or beyond the limit, says that it may be wrong; then it is formed again in
 // float64. Only what a row may not see is left as it is.
 
+// All ones where a score is in range; NaN is not.
+MHA_INLINE IntVec in_range(Vec score) {
+  const Vec magnitude = as_float(as_int(score) & 0x7fffffff);
+  return magnitude <= broadcast(score_limit);
+}
+
+// Whether scores[row][V vectors] are all in range.
+template <int V>
+static bool all_in_range(const float* scores, int64_t rows, int64_t stride) {
+  IntVec out{};
+  for (int64_t j = 0; j < rows; ++j, scores += stride) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) out |= ~in_range(load(scores + v * lanes));
+  }
+  return !any(out);
+}
+
+// Whether a lane's largest score is out of range.
+template <int V>
+MHA_INLINE bool out_of_range(const Vec (&top)[V]) {
+  IntVec out{};
+#pragma GCC unroll 3
+  for (int v = 0; v < V; ++v) out |= ~in_range(top[v]);
+  return any(out);
+}
+
 // Becomes NaN, and stays so, once a score is infinite or NaN.
 MHA_INLINE Vec watch(Vec wild, Vec score) {
   return wild + score * 0.0f;
 }
-
-// Whether a lane that `watch` followed, or its largest score, is out of range.
 template <int V>
-MHA_INLINE bool out_of_range(const Vec (&wild)[V]) {
+MHA_INLINE bool found_wild(const Vec (&wild)[V]) {
   IntVec found{};
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) found |= wild[v] != Vec{};
-  return any(found);
-}
-template <int V>
-MHA_INLINE bool out_of_range(const Vec (&wild)[V], const Vec (&top)[V]) {
-  IntVec found{};
-#pragma GCC unroll 3
-  for (int v = 0; v < V; ++v) {
-    found |= (wild[v] != Vec{}) | (top[v] > score_limit) | (top[v] < -score_limit);
-  }
   return any(found);
 }
 
