@@ -12,6 +12,7 @@
 
 #include "attention_path.h"
 #include "cpu_kernels.h"
+#include "given_tensor.h"
 #include "kernel_rows.h"
 #include "run_tasks.h"
 #include "uncomputed.h"
@@ -67,7 +68,7 @@ struct TableRows {
 
 TableRows table_rows(const at::Tensor& positions, const RotaryOptions& options,
                      int64_t head_dim) {
-  auto indices = positions.to(at::kCPU, at::kLong).contiguous();
+  auto indices = without_lazy_bits(positions).to(at::kCPU, at::kLong).contiguous();
   const int64_t* first = indices.data_ptr<int64_t>();
   const auto [low, high] = std::minmax_element(first, first + indices.numel());
   const auto table = rotary_table(options, head_dim, *low < 0 ? 1 : *high + 1);
@@ -147,9 +148,7 @@ class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
 
 void check_positions(const char* name, const at::Tensor& positions, int64_t batch,
                      int64_t tokens) {
-  TORCH_CHECK(positions.defined(), name, ": expected a tensor, found an undefined one");
-  TORCH_CHECK(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false), name,
-              ": expected integers, found ", positions.scalar_type());
+  given_tensor({name}, positions, Numbers::integers);
   const bool fits =
       (positions.dim() == 1 && positions.size(0) == tokens) ||
       (positions.dim() == 2 && positions.size(0) == batch && positions.size(1) == tokens);
@@ -177,11 +176,9 @@ void rotate_in_place(const at::Tensor& x, const at::Tensor& positions,
 
 namespace mha {
 
-at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& positions,
+at::Tensor apply_rotary(const at::Tensor& given, const at::Tensor& positions,
                         const RotaryOptions& options) {
-  TORCH_CHECK(x.defined(), "apply_rotary: x: expected a tensor, found an undefined one");
-  TORCH_CHECK(x.is_floating_point(), "apply_rotary: x: expected a floating dtype, found ",
-              x.scalar_type());
+  const auto x = detail::given_tensor({"apply_rotary", "x"}, given, detail::Numbers::floating);
   TORCH_CHECK(x.dim() == 4 && x.size(3) > 0,
               "apply_rotary: x: expected shape (N, H, T, D) with D > 0, found ", x.sizes());
   detail::check_rotary(options, x.size(3));

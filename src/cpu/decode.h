@@ -56,23 +56,26 @@ static void settle_row(const ScoredRows<Element>& rows, int64_t count, float* sc
 // pass 2 for one row: the terms that the mask adds. Their sum and the scores' are held.
 static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t query,
                              int64_t first, int64_t count, float* scores) {
-  const bool both = mask.added.data && mask.relative.data;
-  const auto& added = mask.added.data ? mask.added : mask.relative;
-  if (!added.data) return;
-  const float* terms = added.at(t.n, t.h, query) + first;
-  const float* others = both ? mask.relative.at(t.n, t.h, query) + first : nullptr;
-  const auto sum = [&](Vec score, Vec term, Vec other) {
-    if (both) term = hold(largest_float, term + other);
+  const Rows<const float>* kinds[] = {&mask.added, &mask.added_keys, &mask.relative};
+  const float* terms[3];
+  int count_of_kinds = 0;
+  for (const auto* kind : kinds) {
+    if (kind->data) terms[count_of_kinds++] = kind->at(t.n, t.h, query) + first;
+  }
+  if (count_of_kinds == 0) return;
+  const auto add = [&](Vec score, const auto& term_of) {
+    Vec term = term_of(terms[0]);
+    for (int i = 1; i < count_of_kinds; ++i) {
+      term = hold(largest_float, term + term_of(terms[i]));
+    }
     return hold(score_limit, score + term * log4e);
   };
   int64_t j = 0;
   for (; j + lanes <= count; j += lanes) {
-    const Vec other = both ? load(others + j) : Vec{};
-    store(scores + j, sum(load(scores + j), load(terms + j), other));
+    store(scores + j, add(load(scores + j), [&](const float* of) { return load(of + j); }));
   }
   for (; j < count; ++j) {
-    const Vec other = broadcast(both ? others[j] : 0.0f);
-    scores[j] = sum(broadcast(scores[j]), broadcast(terms[j]), other)[0];
+    scores[j] = add(broadcast(scores[j]), [&](const float* of) { return broadcast(of[j]); })[0];
   }
 }
 

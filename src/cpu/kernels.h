@@ -54,6 +54,8 @@ struct KernelMask {
   int64_t pair_plane_n = 0, pair_plane_h = 0;  // plane = n * pair_plane_n + h * pair_plane_h
   /// Added to the scaled scores, at data[n][h][query][key]. Null: nothing.
   Rows<const float> added;
+  /// The same for keys, whatever the query: t = 0. Null: nothing.
+  Rows<const float> added_keys;
   /// The same, by distance: rows of a table over each other, t = -1. Null: nothing.
   Rows<const float> relative;
   /// Numbers of documents, not negative; a pair is open where they are equal. -1 fills up the

@@ -118,17 +118,25 @@ constexpr int64_t terms_size = 2 * key_block * tile;
 template <int V>
 static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock& block,
                       float* terms, float* scores) {
-  const bool both = mask.added.data && mask.relative.data;
   float* others = terms + key_block * tile;
-  read_terms<V>(mask.added.data ? mask.added : mask.relative, t, block, terms);
-  if (both) read_terms<V>(mask.relative, t, block, others);
+  bool first = true;
+  for (const auto* kind : {&mask.added, &mask.added_keys, &mask.relative}) {
+    if (!kind->data) continue;
+    read_terms<V>(*kind, t, block, first ? terms : others);
+    for (int64_t j = 0; j < block.keys && !first; ++j) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        const int64_t at = j * tile + v * lanes;
+        store(terms + at, hold(largest_float, load(terms + at) + load(others + at)));
+      }
+    }
+    first = false;
+  }
   for (int64_t j = 0; j < block.keys; ++j) {
     float* row = scores + j * tile + block.first_vector * lanes;
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
-      const int64_t at = j * tile + v * lanes;
-      Vec term = load(terms + at);
-      if (both) term = hold(largest_float, term + load(others + at));
+      const Vec term = load(terms + j * tile + v * lanes);
       store(row + v * lanes, hold(score_limit, load(row + v * lanes) + term * log4e));
     }
   }
@@ -223,7 +231,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
   const SampleBand band = band_of(mask, t.n);
-  const bool adds = mask.added.data || mask.relative.data;
+  const bool adds = mask.added.data || mask.added_keys.data || mask.relative.data;
   const DocumentRange documents =
       mask.key_documents ? document_range(documents_of(mask, t), t.count) : DocumentRange{};
   const uint64_t* pair_bits = nullptr;
