@@ -170,7 +170,10 @@ MapView MapState::view() const {
   if (sinks.defined()) sinks = sinks.to(dtype).view({1, sinks.size(0), 1, 1});
   // The values are not read; their head size is as good as the keys'.
   const int64_t d = query.size(3);
-  if (choose_path(view.query.device(), dtype, d, d).path == Path::fused) {
+  auto followed = added_terms(mask);
+  followed.insert(followed.end(), {query, key, scoring.sinks});
+  if (choose_path(view.query.device(), dtype, d, d, is_followed(followed)).path ==
+      Path::fused) {
     view.statistics = statistics();
   }
   return view;

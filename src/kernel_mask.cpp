@@ -68,9 +68,10 @@ at::Tensor merge_added(const std::vector<at::Tensor>& terms, const ResolvedMask&
   for (const auto& term : terms) {
     auto values = term.detach();
     // No other dtype holds less, and a half type could not hold the limit.
-    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(at::kFloat);
-    sum = sum.defined() ? (sum.clamp_min(lowest) + values.clamp_min(lowest)).clamp_min(lowest)
+    sum = sum.defined() ? (sum.clamp(lowest, -lowest) + values.clamp(lowest, -lowest))
+                              .clamp(lowest, -lowest)
                         : values;
   }
   return sum.defined() ? as_rows(sum, mask) : sum;
@@ -82,9 +83,9 @@ at::Tensor merge_relative(const ResolvedMask& mask) {
   at::Tensor sum;
   for (const auto& term : mask.relative) {
     auto values = term.detach();
-    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(at::kFloat);
-    sum = sum.defined() ? (sum + values).clamp_min(lowest) : values;
+    sum = sum.defined() ? (sum + values).clamp(lowest, -lowest) : values;
   }
   return sum.defined() ? sum.contiguous() : sum;
 }

@@ -319,9 +319,9 @@ DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device dev
   const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
                                              : std::numeric_limits<float>::lowest();
   const auto add_values = [&, dtype](at::Tensor values) {
-    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(dtype);
-    added = added.defined() ? (added + values).clamp_min(lowest) : values;
+    added = added.defined() ? (added + values).clamp(lowest, -lowest) : values;
   };
   for (const auto* list : {&mask.add, &mask.add_keys}) {
     for (const auto& term : *list) {

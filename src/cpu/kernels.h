@@ -91,7 +91,9 @@ struct AttentionForward {
   /// For `forward` over bfloat16, as `pair_values` left them.
   const uint32_t* value_pairs = nullptr;
   Rows<float> output;
-  /// For the backward, (N, H, L) each: weight = 2^(score * log2(e) - row_maximum) * row_factor.
+  /// Becomes 1 if a number of the output is infinite or NaN; else it stays.
+  int32_t* not_finite = nullptr;
+  /// For the backward, (N, H, L) each: weight = 4^(score * log4(e) - row_maximum) * row_factor.
   /// Two numbers, since in their sum a large maximum would swallow the factor. Null: not
   /// wanted.
   float *row_maximum = nullptr, *row_factor = nullptr;
@@ -187,7 +189,7 @@ struct MapRows {
 /// the keys that the mask speaks of the sums of weight * |query + shifts[n] - key| and of
 /// weight.
 struct MapSummary {
-  const float* log2_factor;  // (N, H, L), of row_factor; finite where that is 0
+  const float* log4_factor;  // (N, H, L), of row_factor; finite where that is 0
   const int64_t* shifts;     // (N)
   float *entropy, *distance, *placed;
   int64_t chunk;    // queries of one task, a multiple of the tile
