@@ -13,6 +13,7 @@
 #include <limits>
 #include <tuple>
 
+#include "mask_views.h"
 #include "uncomputed.h"
 
 namespace mha::detail {
@@ -50,7 +51,7 @@ at::Tensor merge_pair_masks(const ResolvedMask& mask) {
   for (const auto& keep : mask.keep) merge(keep.scalar_type() == at::kBool ? keep : keep.ne(0));
   for (const auto& block : mask.block) merge(block.logical_not());
   const auto merge_blocks = [&merge](const at::Tensor& term) {
-    const auto blocks = term.detach().eq(-infinity);
+    const auto blocks = without_repeats(term.detach()).eq(-infinity);
     if (blocks.any().item<bool>()) merge(blocks.logical_not());
   };
   for (const auto& term : mask.add) merge_blocks(term);
@@ -66,7 +67,7 @@ at::Tensor merge_added(const std::vector<at::Tensor>& terms, const ResolvedMask&
   constexpr double lowest = std::numeric_limits<float>::lowest();
   at::Tensor sum;
   for (const auto& term : terms) {
-    auto values = term.detach();
+    auto values = without_repeats(term.detach());
     // No other dtype holds less, and a half type could not hold the limit.
     if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(at::kFloat);

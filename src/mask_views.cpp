@@ -15,6 +15,16 @@ at::Tensor with_one_batch(const at::Tensor& given, int64_t leading) {
   return (all_repeated ? once : tensor).flatten(0, leading - 1);
 }
 
+bool fits_keys(const at::Tensor& tensor, const AttentionSizes& sizes) {
+  return tensor.dim() >= 1 && tensor.dim() <= 2 && tensor.size(-1) == sizes.keys &&
+         (tensor.dim() == 1 || tensor.size(0) == sizes.batch);
+}
+
+at::Tensor keys_of(const at::Tensor& tensor, const AttentionSizes& sizes) {
+  const auto rows = tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor;
+  return without_repeats(rows).expand({-1, sizes.keys}).unsqueeze(1).unsqueeze(1);
+}
+
 }  // namespace
 
 at::Tensor without_repeats(at::Tensor tensor, int64_t first) {
@@ -54,19 +64,22 @@ at::Tensor pair_view(const char* constructor, const at::Tensor& tensor,
 }
 
 at::Tensor key_view(const char* constructor, const at::Tensor& tensor,
-                    const AttentionSizes& sizes, bool takes_pairs) {
-  const int64_t n = sizes.batch, s = sizes.keys, dims = tensor.dim();
-  if (takes_pairs && dims == 4 && (tensor.size(0) == n || tensor.size(0) == 1) &&
-      tensor.size(1) == 1 && tensor.size(2) == 1 && tensor.size(3) == s) {
-    return without_repeats(tensor).expand({-1, -1, -1, s});
-  }
-  const bool fits =
-      dims >= 1 && dims <= 2 && tensor.size(-1) == s && (dims == 1 || tensor.size(0) == n);
-  TORCH_CHECK(fits, constructor, ": mask: expected shape (N, S) = (", n, ", ", s, ")",
-              takes_pairs ? ", (N or 1, 1, 1, S)" : "", " or (S) = (", s, "), found ",
+                    const AttentionSizes& sizes) {
+  TORCH_CHECK(fits_keys(tensor, sizes), constructor, ": mask: expected shape (N, S) = (",
+              sizes.batch, ", ", sizes.keys, ") or (S) = (", sizes.keys, "), found ",
               tensor.sizes());
-  const auto rows = dims == 1 ? tensor.unsqueeze(0) : tensor;
-  return without_repeats(rows).expand({-1, s}).unsqueeze(1).unsqueeze(1);
+  return keys_of(tensor, sizes);
+}
+
+at::Tensor added_key_view(const char* constructor, const at::Tensor& tensor,
+                          const AttentionSizes& sizes) {
+  const bool is_extended = tensor.dim() == 4 && tensor.size(1) == 1 && tensor.size(2) == 1;
+  auto keys = is_extended ? tensor.squeeze(2).squeeze(1) : tensor;
+  if (is_extended && keys.size(0) == 1) keys = keys.squeeze(0);  // for all samples
+  TORCH_CHECK(fits_keys(keys, sizes), constructor, ": mask: expected shape (N, S) = (",
+              sizes.batch, ", ", sizes.keys, "), (S) = (", sizes.keys,
+              ") or (N or 1, 1, 1, S), found ", tensor.sizes());
+  return keys_of(keys, sizes);
 }
 
 at::Tensor place_view(const char* constructor, const char* argument, const char* places,

@@ -16,9 +16,13 @@ at::Tensor without_repeats(at::Tensor tensor, int64_t first = 0);
 at::Tensor pair_view(const char* constructor, const at::Tensor& tensor,
                      const AttentionSizes& sizes);
 
-/// (N or 1, 1, 1, S), of a tensor (N, S), (S) or, if `takes_pairs`, (N or 1, 1, 1, S).
+/// (N or 1, 1, 1, S), of a tensor (N, S) or (S).
 at::Tensor key_view(const char* constructor, const at::Tensor& tensor,
-                    const AttentionSizes& sizes, bool takes_pairs = false);
+                    const AttentionSizes& sizes);
+
+/// The same, of a tensor (N, S), (S) or (N or 1, 1, 1, S).
+at::Tensor added_key_view(const char* constructor, const at::Tensor& tensor,
+                          const AttentionSizes& sizes);
 
 /// (N or 1, T) of a tensor (N, T) or (T) about the T queries or keys; `places` is T's letter.
 at::Tensor place_view(const char* constructor, const char* argument, const char* places,

@@ -113,8 +113,10 @@ at::Tensor before_lengths(const at::Tensor& given, const AttentionSizes& sizes) 
 
 // Sorts flags of pairs by what they really speak of: those that all queries share are flags of
 // keys, and those that all keys share are flags of queries.
-void add_flags(const at::Tensor& flags, bool blocks, const AttentionSizes& sizes,
+enum class Flag { keeps, blocks };
+void add_flags(const at::Tensor& flags, Flag meaning, const AttentionSizes& sizes,
                ResolvedMask& resolved) {
+  const bool blocks = meaning == Flag::blocks;
   const bool one_head = flags.size(1) == 1;
   if (one_head && flags.size(2) == 1) {
     auto& keys = blocks ? resolved.block_keys : resolved.keep_keys;
@@ -221,10 +223,10 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
     }
     switch (term.kind) {
       case Kind::keep:
-        add_flags(pair_view("Mask::keep", term.tensor, sizes), false, sizes, resolved);
+        add_flags(pair_view("Mask::keep", term.tensor, sizes), Flag::keeps, sizes, resolved);
         break;
       case Kind::block:
-        add_flags(pair_view("Mask::block", term.tensor, sizes), true, sizes, resolved);
+        add_flags(pair_view("Mask::block", term.tensor, sizes), Flag::blocks, sizes, resolved);
         break;
       case Kind::add: {
         const auto pairs = pair_view("Mask::add", term.tensor, sizes);
@@ -233,7 +235,7 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
         break;
       }
       case Kind::add_keys:
-        resolved.add_keys.push_back(key_view("Mask::add_keys", term.tensor, sizes, true));
+        resolved.add_keys.push_back(added_key_view("Mask::add_keys", term.tensor, sizes));
         break;
       case Kind::keep_keys:
         resolved.keep_keys.push_back(key_view("Mask::keep_keys", term.tensor, sizes));

@@ -193,5 +193,19 @@ TEST(ExpandedMaskTest, AnExpandedMaskTakesTheMemoryOfWhatItRepeats) {
   }
 }
 
+// The gradient of what was expanded is (1, 16, L, S), and so is autograd's share of it.
+TEST(ExpandedMaskTest, AnExpandedMaskThatWantsAGradientTakesNoMemoryInTheForward) {
+  if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
+  test::check_that_memory_is_measured();
+  Random random(87);
+  const auto x = random.normal({1, 16, 1024, 8});
+  const auto term = leaf(random.normal({1024, 1024})).expand({1, 16, 1024, 1024});
+  const auto options = AttentionOptions().weights(Weights::none);
+  const auto cost = test::cost_of([&] {
+    scaled_dot_product_attention(x, x, x, Mask::add(term) & Mask::add(term), options);
+  });
+  EXPECT_LT(cost.memory, 24 << 20);
+}
+
 }  // namespace
 }  // namespace mha

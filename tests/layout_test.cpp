@@ -211,6 +211,20 @@ TEST(LayoutTest, ALayoutRefusesAModuleThatItCannotExpress) {
   EXPECT_EQ(directory.count(), 0);
 }
 
+TEST(LayoutTest, ALayoutIsOneOfThoseThatThereAre) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  MultiHeadAttention module(4, 2);
+  const auto ninth = WeightFileOptions().layout(static_cast<Layout>(9));
+  const std::string expected =
+      "WeightFileOptions: layout: expected native, torch, bert, gpt2, vit or llama, found 9";
+  EXPECT_EQ(error_of([&] { save(module, path, ninth); }), expected);
+  EXPECT_EQ(directory.count(), 0);
+  save(module, path);
+  EXPECT_EQ(error_of([&] { load(module, path, ninth); }), expected);
+  EXPECT_EQ(error_of([&] { load(path, 2, ninth); }), expected);
+}
+
 TEST(LayoutTest, NumbersOfHeadsThatDoNotFitTheShapesAreRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("x");

@@ -173,6 +173,12 @@ TEST(SafetensorsTest, WhatCannotBeStoredIsRefusedBeforeAFileAppears) {
   EXPECT_EQ(
       error({{{"a", one.to_sparse()}}, {}}),
       path + ": tensor 'a': expected a dense tensor of a real dtype, found SparseCPUFloatType");
+  EXPECT_EQ(error({{{"a", one.to(at::kMeta)}}, {}}),
+            path + ": tensor 'a': expected a tensor with memory, found one on meta");
+  EXPECT_EQ(error({{{"a", at::_efficientzerotensor({1}, one.options())}}, {}}),
+            path +
+                ": tensor 'a': expected a tensor with memory, found zeros without, of shape "
+                "[1]");
   EXPECT_EQ(error({{{"__metadata__", one}}, {}}),
             path + ": tensor '__metadata__': the name is reserved");
   EXPECT_EQ(error({{{"\xff", one}}, {}}), path + ": '\\xff': expected UTF-8");

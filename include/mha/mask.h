@@ -43,7 +43,7 @@ namespace mha {
 /// The first dimension of a 3-D tensor is the batch or N*H, never the heads alone; where N =
 /// N*H the two readings agree. N is the batch size, H the number of heads, L the number of
 /// queries, S the number of keys. Nothing else broadcasts. A mask that was expanded, over heads
-/// say, takes the memory and the time of what it repeats, unless it asks for a gradient.
+/// say, takes the memory and the time of what it repeats; only a gradient into it has its size.
 ///
 /// A query that may attend to nothing gets weights 0 and attention output 0, and no gradient
 /// flows through it. A blocked key or value never reaches a result or a gradient, even if it is

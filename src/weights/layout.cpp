@@ -101,6 +101,7 @@ std::vector<FoundLayer> find_layers(const TensorSource& file, std::optional<Layo
 Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
   const std::vector<std::string> names = names_at(file, options.prefix());
   std::vector<Layout> found;
+  if (options.layout()) layout_spec(*options.layout(), false);  // throws unless there is one
   for (const Layout layout : kLayouts) {
     if (options.layout() && layout != *options.layout()) continue;
     const auto telling = telling_names(layout);

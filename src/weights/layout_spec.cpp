@@ -2,6 +2,8 @@
 
 #include <ostream>
 
+#include "enum_check.h"
+
 namespace mha {
 
 std::ostream& operator<<(std::ostream& stream, Layout layout) {
@@ -50,6 +52,8 @@ std::vector<LayoutRow> two_layers(const std::string& inputs, const std::string& 
 }  // namespace
 
 LayoutSpec layout_spec(Layout layout, bool packed) {
+  check_enum({"WeightFileOptions", "layout"}, layout, Layout::llama,
+             "native, torch, bert, gpt2, vit or llama");
   LayoutSpec spec;
   switch (layout) {
     case Layout::native:

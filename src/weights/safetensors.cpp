@@ -33,7 +33,7 @@ OrderedTensors in_file_order(const std::string& path, const TensorFile& file) {
     TORCH_CHECK(tensor.layout() == at::kStrided && find_dtype(tensor.scalar_type()) != nullptr,
                 path, ": tensor ", excerpt(name),
                 ": expected a dense tensor of a real dtype, found ", tensor.toString());
-    check_memory({path.c_str(), excerpt(name).c_str()}, tensor);
+    check_memory({path.c_str(), ("tensor " + excerpt(name)).c_str()}, tensor);
   }
   // Stable: names of one dtype stay in the order of the map.
   std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
