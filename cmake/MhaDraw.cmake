@@ -34,7 +34,8 @@ target_link_libraries(mha_draw
   PRIVATE PNG::PNG
           # Header-only, since the LibTorch wheel's fmt headers may shadow those of the linked library.
           $<BUILD_INTERFACE:fmt::fmt-header-only>
-          $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<BUILD_INTERFACE:mha_warnings>)
+          $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<BUILD_INTERFACE:mha_warnings>
+          $<BUILD_INTERFACE:mha_messages>)
 set_target_properties(mha_draw PROPERTIES
   EXPORT_NAME draw
   POSITION_INDEPENDENT_CODE ON

@@ -28,8 +28,7 @@ namespace detail {
 
 void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads) {
   if (!head_mask.defined()) return;
-  given_tensor({"MultiHeadAttention", "head_mask"}, head_mask, Numbers::floating,
-               Memory::or_meta);
+  given_tensor({"MultiHeadAttention", "head_mask"}, head_mask, Numbers::floating);
   const bool fits =
       (head_mask.dim() == 1 && head_mask.size(0) == heads) ||
       (head_mask.dim() == 2 && head_mask.size(0) == batch && head_mask.size(1) == heads);

@@ -22,9 +22,11 @@ bool wants_gradient(const at::Tensor& input, const torch::nn::LinearImpl& layer)
 }
 
 bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
-  return input.numel() > 0 && choose_projection_path(input.device(), layer.weight.scalar_type(),
-                                                     wants_gradient(input, layer))
-                                      .path == Path::fused;
+  return input.numel() > 0 &&
+         choose_projection_path(input.device(), layer.weight.scalar_type(),
+                                wants_gradient(input, layer),
+                                is_followed({input, layer.weight, layer.bias}))
+                 .path == Path::fused;
 }
 
 // Memory for (N, T + extra, H, D) in an order that suits the attention kernels: heads outside,
@@ -158,7 +160,10 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const 
                                           module.k_norm_bias}));
   const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
                           takes_kernels(tokens.key, *module.W_k) &&
-                          takes_kernels(tokens.value, *module.W_v);
+                          takes_kernels(tokens.value, *module.W_v) &&
+                          !is_followed({module.bias_k, module.bias_v, module.q_norm,
+                                        module.k_norm, module.q_norm_bias,
+                                        module.k_norm_bias});
   return by_kernels && !wants ? project_unrecorded(module, cache, tokens, heads_are_passing)
                               : project_recorded(module, cache, tokens);
 }

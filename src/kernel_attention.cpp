@@ -114,7 +114,8 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
                           : empty_heads(n, h, l, args.value_dim, query),
                       {},
                       {},
-                      {}};
+                      {},
+                      true};
   prefer_huge_pages(result.output.data_ptr(), result.output.nbytes());
   args.output = kernel_rows<float>(result.output);
   const auto want_statistics = [&] {
@@ -143,6 +144,8 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
     want_statistics();
     *call.row_statistics = {result.row_maximum, result.row_factor};
   }
+  int32_t not_finite = 0;
+  args.not_finite = &not_finite;
   switch (kernel) {
     case ForwardKernel::chunks:
       decode(kernels, args);
@@ -169,6 +172,7 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
       break;
     }
   }
+  result.is_finite = not_finite == 0;
   return result;
 }
 
@@ -283,9 +287,10 @@ KernelResult attend_with_unknown(const at::Tensor& unknown, const at::Tensor& qu
 
 }  // namespace
 
-// The forward where pairs are blocked and values may be NaN. A blocked value times its weight
-// of 0 shows as NaN in the output; then the kernels see zeros in place of such values, and the
-// queries that may attend to them get what they give afterwards.
+// The forward where values may be infinite or NaN. Such a value times a weight of 0, of a
+// blocked pair or underflowed, shows as NaN in the output; then the kernels see zeros in place
+// of such numbers, and the queries that may attend to them get what they give afterwards,
+// whatever its weight.
 KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const ResolvedMask& mask,
                               const AttentionCall& call, bool for_backward) {
@@ -293,21 +298,24 @@ KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
     return attend_with_unknown(unknown, query, key, value, mask, call, for_backward);
   }
   auto result = forward(query, key, value, mask, call, for_backward);
-  if (mask.allows_everything() || !may_be_non_finite(result.output) ||
-      !may_be_non_finite(value)) {
+  if (result.is_finite || !may_be_non_finite(value)) return result;
+  const auto finite = at::isfinite(value);
+  result = forward(query, key, value.masked_fill(finite.logical_not(), 0), mask, call,
+                   for_backward);
+  const int64_t group = query.size(1) / value.size(1);
+  const auto given = value.masked_fill(finite, 0).to(at::kFloat);
+  if (mask.allows_everything()) {
+    result.output.add_(given.sum(2, /*keepdim=*/true).repeat_interleave(group, 1));
     return result;
   }
-  result = forward(query, key, finite_rows(value), mask, call, for_backward);
-  const int64_t group = query.size(1) / value.size(1);
-  const auto bad = row_is_finite(value).logical_not();
+  const auto bad = finite.all(-1).logical_not();
   for (const int64_t j : marked_rows(bad)) {
-    // (N, H, L): who sees this value; an infinite value times a positive weight is that value.
+    // (N, H, L): who sees this value.
     const auto sees =
         open_column(mask, j, query.device())
             .logical_and(bad.select(2, j).repeat_interleave(group, 1).unsqueeze(-1));
-    const auto seen = value.select(2, j).repeat_interleave(group, 1).unsqueeze(2);
-    const auto given = seen.masked_fill(at::isfinite(seen), 0) + result.output;
-    result.output.copy_(at::where(sees.unsqueeze(-1), given, result.output));
+    const auto seen = given.select(2, j).repeat_interleave(group, 1).unsqueeze(2);
+    result.output.copy_(at::where(sees.unsqueeze(-1), seen + result.output, result.output));
   }
   return result;
 }

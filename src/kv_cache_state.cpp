@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "attention_path.h"
 #include "given_tensor.h"
 #include "huge_pages.h"
 
@@ -156,6 +157,9 @@ CachedKeys KVCacheState::append(const at::Tensor& key, const at::Tensor& value,
     TORCH_CHECK(!at::GradMode::is_enabled() || !tensor->requires_grad(), "KVCache: ", name,
                 ": expected a tensor that asks for no gradient, since a cache is written in "
                 "place, found one that does; cached calls belong under at::NoGradGuard");
+    TORCH_CHECK(!is_followed(*tensor), "KVCache: ", name,
+                ": expected a call outside of traces and forward-mode derivatives, which do not "
+                "see what a cache holds, found one within");
     TORCH_CHECK(!keys.defined() || longest() == 0 || tensor->device() == keys.device(),
                 "KVCache: ", name, ": expected the device of the cache, ",
                 keys.defined() ? keys.device() : key.device(), ", found ", tensor->device());

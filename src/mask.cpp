@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "enum_check.h"
 #include "given_tensor.h"
+#include "mask_views.h"
 
 namespace mha {
 namespace {
@@ -32,8 +34,14 @@ const char* constructor(Kind kind) {
       return "Mask::keep_keys";
     case Kind::block_keys:
       return "Mask::block_keys";
+    case Kind::add_keys:
+      return "Mask::add_keys";
     case Kind::lengths:
       return "Mask::lengths";
+    case Kind::real_queries:
+      return "Mask::real_queries";
+    case Kind::query_lengths:
+      return "Mask::query_lengths";
     case Kind::causal:
       return "Mask::causal";
     case Kind::window:
@@ -62,6 +70,24 @@ at::Tensor given(Kind kind, const char* argument, const at::Tensor& tensor, Numb
                               detail::Memory::or_meta);
 }
 
+// Flags of what may attend, 0 for what may not. A mask of 0 and -inf is meant to be added, and
+// would be read reversed.
+at::Tensor given_flags(Kind kind, const at::Tensor& mask, const char* added) {
+  auto flags = given(kind, "mask", mask, Numbers::flags);
+  const auto dtype = flags.scalar_type();
+  const bool may_be_negative = dtype != at::kBool && dtype != at::kByte && !flags.is_complex();
+  if (!may_be_negative || flags.is_meta() || flags.numel() == 0) return flags;
+  const auto least = detail::without_repeats(flags.detach()).min().item<double>();  // or NaN
+  TORCH_CHECK(least >= 0, constructor(kind), ": mask: expected flags, 0 or above, found ",
+              least, added);
+  return flags;
+}
+
+void check_alignment(Kind kind, Mask::Alignment alignment) {
+  detail::check_enum({constructor(kind), "alignment"}, alignment, Mask::Alignment::top_left,
+                     "bottom_right or top_left");
+}
+
 void check_extents(int64_t left, int64_t right) {
   TORCH_CHECK(left >= -1 && right >= -1,
               "Mask::window: left and right: expected extents >= -1 (-1: open), found left = ",
@@ -73,7 +99,9 @@ void check_extents(int64_t left, int64_t right) {
 Mask::Mask(Term term) : terms_{std::move(term)} {}
 
 Mask Mask::keep(const at::Tensor& mask) {
-  return Mask(Term{Kind::keep, given(Kind::keep, "mask", mask, Numbers::flags)});
+  return Mask(Term{Kind::keep, given_flags(Kind::keep, mask,
+                                           "; for a mask that is added, in which -inf blocks, "
+                                           "use Mask::add")});
 }
 
 Mask Mask::block(const at::Tensor& mask) {
@@ -90,7 +118,10 @@ Mask Mask::add(const at::Tensor& mask) {
 }
 
 Mask Mask::keep_keys(const at::Tensor& mask) {
-  return Mask(Term{Kind::keep_keys, given(Kind::keep_keys, "mask", mask, Numbers::flags)});
+  return Mask(
+      Term{Kind::keep_keys, given_flags(Kind::keep_keys, mask,
+                                        "; for a mask that is added, in which -inf blocks, use "
+                                        "Mask::add_keys")});
 }
 
 Mask Mask::block_keys(const at::Tensor& mask) {
@@ -99,11 +130,27 @@ Mask Mask::block_keys(const at::Tensor& mask) {
                                    "; for a mask in which 0 is padding use Mask::keep_keys")});
 }
 
+Mask Mask::add_keys(const at::Tensor& mask) {
+  return Mask(
+      Term{Kind::add_keys, given(Kind::add_keys, "mask", mask, Numbers::floating,
+                                 "; for a mask in which 0 is padding use Mask::keep_keys")});
+}
+
 Mask Mask::lengths(const at::Tensor& lengths) {
   return Mask(Term{Kind::lengths, given(Kind::lengths, "lengths", lengths, Numbers::integers)});
 }
 
+Mask Mask::real_queries(const at::Tensor& mask) {
+  return Mask(Term{Kind::real_queries, given_flags(Kind::real_queries, mask, "")});
+}
+
+Mask Mask::query_lengths(const at::Tensor& lengths) {
+  return Mask(Term{Kind::query_lengths,
+                   given(Kind::query_lengths, "lengths", lengths, Numbers::integers)});
+}
+
 Mask Mask::causal(Alignment alignment) {
+  check_alignment(Kind::causal, alignment);
   return Mask(Term{Kind::causal, {}, {}, -1, 0, alignment});
 }
 
@@ -113,6 +160,7 @@ Mask Mask::causal(const at::Tensor& offsets) {
 }
 
 Mask Mask::window(int64_t left, int64_t right, Alignment alignment) {
+  check_alignment(Kind::window, alignment);
   check_extents(left, right);
   return Mask(Term{Kind::window, {}, {}, left, right, alignment});
 }
@@ -151,6 +199,7 @@ Mask Mask::relative(const at::Tensor& table) {
 }
 
 Mask Mask::alibi(const at::Tensor& slopes, Alignment alignment) {
+  check_alignment(Kind::alibi, alignment);
   return Mask(Term{Kind::alibi,
                    given(Kind::alibi, "slopes", slopes, Numbers::floating),
                    {},
@@ -195,7 +244,9 @@ std::ostream& operator<<(std::ostream& stream, const Mask& mask) {
 }
 
 at::Tensor alibi_slopes(int64_t num_heads) {
-  TORCH_CHECK(num_heads > 0, "alibi_slopes: num_heads: expected a positive number, found ",
+  constexpr int64_t most = int64_t{1} << 20;
+  TORCH_CHECK(num_heads > 0 && num_heads <= most,
+              "alibi_slopes: num_heads: expected a positive number up to 2^20, found ",
               num_heads);
   int64_t below = 1;  // the largest power of two that is not above num_heads
   while (below <= num_heads / 2) below *= 2;

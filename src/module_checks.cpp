@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "attention.h"
+#include "enum_check.h"
 #include "given_tensor.h"
+#include "message.h"
 #include "rotary.h"
 #include "torch_compat.h"
 
@@ -28,18 +30,18 @@ void check_input(const char* name, const at::Tensor& tensor, int64_t width,
               ": expected a tensor, found an undefined one; leave out both key "
               "and value for "
               "self-attention");
+  const at::Tensor& weight = projection.weight;
+  TORCH_CHECK(tensor.scalar_type() == weight.scalar_type() ||
+                  (is_floating_dtype(tensor.scalar_type()) &&
+                   torch_compat::autocast_enabled(tensor.device().type())),
+              "MultiHeadAttention: ", name, ": expected the dtype of the parameters, ",
+              weight.scalar_type(), ", found ", tensor.scalar_type());
   given_tensor({"MultiHeadAttention", name}, tensor, Numbers::floating, Memory::or_meta);
   TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, "MultiHeadAttention: ", name,
               ": expected 3 dimensions, or 2 without a batch, found ", tensor.dim(), " in ",
               tensor.sizes());
   TORCH_CHECK(tensor.size(-1) == width, "MultiHeadAttention: ", name, ": expected width ",
               width, " in the last dimension, found ", tensor.size(-1), " in ", tensor.sizes());
-  const at::Tensor& weight = projection.weight;
-  TORCH_CHECK(tensor.scalar_type() == weight.scalar_type() ||
-                  (tensor.is_floating_point() &&
-                   torch_compat::autocast_enabled(tensor.device().type())),
-              "MultiHeadAttention: ", name, ": expected the dtype of the parameters, ",
-              weight.scalar_type(), ", found ", tensor.scalar_type());
   TORCH_CHECK(tensor.device() == weight.device(), "MultiHeadAttention: ", name,
               ": expected the device of the parameters, ", weight.device(), ", found ",
               tensor.device());
@@ -98,6 +100,12 @@ void check_options(const MultiHeadAttentionOptions& options) {
       std::isfinite(options.qk_norm_eps()) && options.qk_norm_eps() > 0,
       "MultiHeadAttentionOptions: qk_norm_eps: expected a finite number above 0, found ",
       options.qk_norm_eps());
+  const char* subject = "MultiHeadAttentionOptions";
+  check_enum({subject, "qk_norm"}, options.qk_norm(), QKNorm::layer, "none, rms or layer");
+  check_enum({subject, "output_gate"}, options.output_gate(), OutputGate::elementwise,
+             "none, per_head or elementwise");
+  check_enum({subject, "weights"}, options.weights(), Weights::per_head,
+             "none, averaged or per_head");
   TORCH_CHECK(!options.qk_norm_bias() || options.qk_norm() == QKNorm::layer,
               "MultiHeadAttentionOptions: qk_norm_bias: expected qk_norm to be layer, found ",
               options.qk_norm());
@@ -116,7 +124,7 @@ void check_module(const MultiHeadAttentionImpl& module) {
     TORCH_CHECK(parameter.defined() && parameter.sizes() == shape, "MultiHeadAttention: ", name,
                 ": expected shape ", shape, " by the options (d_model ", d_model,
                 ", num_heads ", heads, ", num_kv_heads ", module.num_kv_heads(), ", head_dim ",
-                d, "), found ", parameter.defined() ? c10::str(parameter.sizes()) : "none",
+                d, "), found ", parameter.defined() ? message(parameter.sizes()) : "none",
                 "; sizes are for the constructor to set");
   };
   const auto check_if = [&](bool wanted, const char* name, const at::Tensor& parameter,

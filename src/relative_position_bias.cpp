@@ -12,6 +12,7 @@
 #include <cmath>
 #include <ostream>
 
+#include "enum_check.h"
 #include "given_tensor.h"
 
 namespace mha {
@@ -70,9 +71,8 @@ void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
 // In float32, step by step as the published code, so that a distance at the edge of two buckets
 // falls into the same one.
 at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_positions) const {
-  const auto given =
-      detail::given_tensor({"RelativePositionBias", "relative_positions"}, relative_positions,
-                           detail::Numbers::integers, detail::Memory::or_meta);
+  const auto given = detail::given_tensor({"RelativePositionBias", "relative_positions"},
+                                          relative_positions, detail::Numbers::integers);
   const int64_t side = buckets_of_side(options), exact = exact_buckets(options);
   const auto position = given.to(at::kLong);
   const auto distance = options.bidirectional() ? position.abs() : position.clamp_max(0).neg();
@@ -91,6 +91,8 @@ Mask RelativePositionBiasImpl::forward(int64_t queries, int64_t keys,
   TORCH_CHECK(queries >= 0 && keys >= 0,
               "RelativePositionBias: expected sizes >= 0, found queries = ", queries,
               ", keys = ", keys);
+  detail::check_enum({"RelativePositionBias", "alignment"}, alignment,
+                     Mask::Alignment::top_left, "bottom_right or top_left");
   const int64_t shift = alignment == Mask::Alignment::bottom_right ? keys - queries : 0;
   const int64_t count = std::max<int64_t>(queries + keys - 1, 0);
   const auto position =

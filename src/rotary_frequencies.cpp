@@ -6,6 +6,7 @@
 #include <limits>
 #include <ostream>
 
+#include "enum_check.h"
 #include "rotary.h"
 
 namespace mha {
@@ -146,6 +147,8 @@ void check_rotary(const RotaryOptions& options, int64_t head_dim) {
               "RotaryOptions: rotary_dim: expected an even number from 2 to the head size ",
               head_dim, ", found ", dim,
               options.rotary_dim() ? "" : ", the head size, as it is not set");
+  check_enum({"RotaryOptions", "pairing"}, options.pairing(), RotaryPairing::interleaved,
+             "half_split or interleaved");
   std::visit(CheckScaling{}, options.scaling());
 }
 

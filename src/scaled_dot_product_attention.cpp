@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "attention_map_state.h"
+#include "enum_check.h"
 #include "given_tensor.h"
 #include "resolved_mask.h"
 
@@ -17,6 +18,8 @@ namespace mha {
 namespace {
 
 void check_options(const AttentionOptions& options) {
+  detail::check_enum({"scaled_dot_product_attention", "weights"}, options.weights(),
+                     Weights::per_head, "none, averaged or per_head");
   TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,
               "scaled_dot_product_attention: dropout: expected a probability in [0, 1], found ",
               options.dropout());
@@ -33,9 +36,11 @@ struct GivenTensors {
   at::Tensor query, key, value;
 };
 
-at::Tensor given(const char* name, const at::Tensor& tensor) {
+// Those beside the query may be on meta, since their device is compared with the query's.
+at::Tensor given(const char* name, const at::Tensor& tensor,
+                 detail::Memory memory = detail::Memory::or_meta) {
   return detail::given_tensor({"scaled_dot_product_attention", name}, tensor,
-                              detail::Numbers::floating);
+                              detail::Numbers::floating, memory);
 }
 
 void check_sinks(const at::Tensor& sinks, const at::Tensor& query) {
@@ -89,7 +94,8 @@ void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tens
 
 GivenTensors given_tensors(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value) {
-  GivenTensors found{given("query", query), given("key", key), given("value", value)};
+  GivenTensors found{given("query", query, detail::Memory::needed), given("key", key),
+                     given("value", value)};
   check_inputs(found.query, found.key, found.value);
   return found;
 }

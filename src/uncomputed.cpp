@@ -1,6 +1,7 @@
 #include "uncomputed.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +10,19 @@
 #include <limits>
 
 namespace mha::detail {
+namespace {
+
+at::Tensor poisoned(at::Tensor tensor) {
+  if (!poisons_memory()) return tensor;
+  if (tensor.is_floating_point()) {
+    tensor.fill_(std::numeric_limits<double>::quiet_NaN());
+  } else if (tensor.scalar_type() == at::kLong) {
+    tensor.fill_(std::numeric_limits<int64_t>::min());
+  }
+  return tensor;
+}
+
+}  // namespace
 
 bool poisons_memory() {
   static const bool poisons = [] {
@@ -28,14 +42,11 @@ void poison(float* data, int64_t count) {
 }
 
 at::Tensor uncomputed(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  auto tensor = at::empty(sizes, options);
-  if (!poisons_memory()) return tensor;
-  if (tensor.is_floating_point()) {
-    tensor.fill_(std::numeric_limits<double>::quiet_NaN());
-  } else if (tensor.scalar_type() == at::kLong) {
-    tensor.fill_(std::numeric_limits<int64_t>::min());
-  }
-  return tensor;
+  return poisoned(at::empty(sizes, options));
+}
+
+at::Tensor uncomputed_like(const at::Tensor& tensor, at::MemoryFormat format) {
+  return poisoned(at::empty_like(tensor, format));
 }
 
 }  // namespace mha::detail

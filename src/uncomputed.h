@@ -17,5 +17,7 @@ void poison(float* data, int64_t count);
 
 /// `at::empty`. Poison in a tensor of integers is their lowest number.
 at::Tensor uncomputed(at::IntArrayRef sizes, const at::TensorOptions& options);
+/// `at::empty_like`.
+at::Tensor uncomputed_like(const at::Tensor& tensor, at::MemoryFormat format);
 
 }  // namespace mha::detail

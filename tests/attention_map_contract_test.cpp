@@ -15,6 +15,7 @@
 #include "expect.h"
 #include "peak_memory.h"
 #include "support.h"
+#include "thread_count.h"
 #include "torch_headers.h"
 
 namespace mha::test {
@@ -124,17 +125,6 @@ TEST(AttentionMapContractTest, InferenceModeWorks) {
 
 // -- Threads and memory.
 
-class ThreadCount {
- public:
-  explicit ThreadCount(int count) : before_(at::get_num_threads()) {
-    at::set_num_threads(count);
-  }
-  ~ThreadCount() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
-
 TEST(AttentionMapContractTest, ResultsAreBitEqualForAnyNumberOfThreads) {
   if (detail::plain_is_forced()) GTEST_SKIP() << "ATen's products may differ";
   Random random(7);
@@ -171,6 +161,7 @@ TEST(AttentionMapContractTest, SummariesOfLongInputsTakeNoMemoryForAMap) {
   const bool plain = detail::plain_is_forced(), fast = !plain && !std::getenv("MHA_CPU_ISA");
   const int64_t t = fast ? 16384 : plain ? 8192 : 4096, h = plain ? 2 : 1;
   const auto q = torch::randn({1, h, t, 32}), k = torch::randn({1, h, t, 32});
+  const ThreadCount threads(2);  // each has scratch of its own
   const AttentionMap map(q, k, Mask::causal());
   map.rows(0, 1);  // the row statistics, and what is loaded at first use
   PeakMemory::reset();
@@ -193,6 +184,7 @@ TEST(AttentionMapContractTest, SummariesOfLongInputsTakeNoMemoryForAMap) {
 TEST(AttentionMapContractTest, GradientsOfLongInputsTakeNoMemoryForAMap) {
   if (std::getenv("MHA_CPU_ISA")) GTEST_SKIP() << "the backward is the same on each";
   const auto q = leaf(torch::randn({1, 2, 4096, 32})), k = leaf(torch::randn({1, 2, 4096, 32}));
+  const ThreadCount threads(2);
   const AttentionMap map(q, k, Mask::causal());
   map.rows(0, 1).sum().backward();
   PeakMemory::reset();

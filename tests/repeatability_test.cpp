@@ -1,6 +1,6 @@
 // Guards the contract's section "Numbers" for scaled_dot_product_attention: repeatability,
-// threads, batch, strides, second-order gradients. Bits are those of the kernels; what LibTorch's
-// BLAS is part of is held to `blas_tolerance`.
+// threads, batch, strides, second-order gradients. Bits are those of the kernels; what
+// LibTorch's BLAS is part of is held to `blas_tolerance`.
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -18,6 +18,7 @@
 #include "numerics_call.h"
 #include "oracle.h"
 #include "support.h"
+#include "thread_count.h"
 #include "torch_headers.h"
 
 namespace mha::test {
@@ -44,11 +45,7 @@ void expect_same(const Results& actual, const Results& expected, const std::stri
 }
 
 class RepeatabilityTest : public ::testing::TestWithParam<at::ScalarType> {
- protected:
-  void TearDown() override { at::set_num_threads(threads_); }
-
- private:
-  int threads_ = at::get_num_threads();
+  const ThreadCount restored_{at::get_num_threads()};
 };
 
 TEST_P(RepeatabilityTest, TheSameCallRepeatedIsBitEqual) {
