@@ -56,8 +56,13 @@ std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
 KVCache::KVCache(KVCacheOptions options)
     : state_(std::make_shared<detail::KVCacheState>(std::move(options))) {}
 
+detail::KVCacheState& KVCache::state() const {
+  TORCH_CHECK(state_, "KVCache: expected a cache, found one that was moved from");
+  return *state_;
+}
+
 const KVCacheOptions& KVCache::options() const {
-  return state_->options;
+  return state().options;
 }
 
 CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value) {
@@ -66,40 +71,40 @@ CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value) {
 
 CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value,
                            const at::Tensor& new_lengths) {
-  const auto plan = state_->plan(append_sizes(key, value), new_lengths);
-  return state_->append(key, value, plan, /*extra=*/0);
+  const auto plan = state().plan(append_sizes(key, value), new_lengths);
+  return state().append(key, value, plan, /*extra=*/0);
 }
 
 at::Tensor KVCache::key() const {
-  return state_->held().key;
+  return state().held().key;
 }
 
 at::Tensor KVCache::value() const {
-  return state_->held().value;
+  return state().held().value;
 }
 
 int64_t KVCache::batch_size() const {
-  return static_cast<int64_t>(state_->lengths.size());
+  return static_cast<int64_t>(state().lengths.size());
 }
 
 at::Tensor KVCache::lengths() const {
-  return detail::to_tensor(state_->lengths);
+  return detail::to_tensor(state().lengths);
 }
 
 at::Tensor KVCache::next_positions() const {
-  return detail::to_tensor(state_->next_positions(batch_size()));
+  return detail::to_tensor(state().next_positions(batch_size()));
 }
 
 void KVCache::crop(int64_t length) {
-  state_->crop(length);
+  state().crop(length);
 }
 
 void KVCache::reset() {
-  state_->reset();
+  state().reset();
 }
 
 void KVCache::reorder(const at::Tensor& indices) {
-  state_->reorder(checked_indices(indices, batch_size()));
+  state().reorder(checked_indices(indices, batch_size()));
 }
 
 void KVCache::repeat(int64_t n) {
@@ -108,19 +113,20 @@ void KVCache::repeat(int64_t n) {
               ", so that there are up to 2^24 samples, found ", n);
   std::vector<int64_t> from;
   for (int64_t i = 0; i < batch_size() * n; ++i) from.push_back(i / n);
-  state_->reorder(from);
+  state().reorder(from);
 }
 
 KVCache KVCache::clone() const {
   KVCache copy;
-  *copy.state_ = *state_;
+  *copy.state_ = state();
+  copy.state_->layer.reset();
   copy.repeat(1);  // into memory of its own
   return copy;
 }
 
 int64_t KVCache::nbytes() const {
-  return state_->keys.defined()
-             ? static_cast<int64_t>(state_->keys.nbytes() + state_->values.nbytes())
+  return state().keys.defined()
+             ? static_cast<int64_t>(state().keys.nbytes() + state().values.nbytes())
              : 0;
 }
 

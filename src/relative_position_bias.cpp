@@ -12,8 +12,10 @@
 #include <cmath>
 #include <ostream>
 
+#include "archive.h"
 #include "enum_check.h"
 #include "given_tensor.h"
+#include "registered_members.h"
 
 namespace mha {
 namespace {
@@ -48,6 +50,19 @@ void check_bias_options(const RelativePositionBiasOptions& options) {
               options.max_distance());
 }
 
+// Options are public, and so is the table.
+void check_bias_module(const RelativePositionBiasImpl& module) {
+  const auto& options = module.options;
+  check_bias_options(options);
+  const at::Tensor& table = module.weight;
+  TORCH_CHECK(table.defined() && table.dim() == 2 && table.size(0) == options.num_buckets() &&
+                  table.size(1) == options.num_heads(),
+              "RelativePositionBias: weight: expected shape (num_buckets, H) = (",
+              options.num_buckets(), ", ", options.num_heads(), "), found ",
+              table.defined() ? c10::str(table.sizes()) : "none");
+  detail::check_registered("RelativePositionBias", module, "weight", table);
+}
+
 }  // namespace
 
 RelativePositionBiasImpl::RelativePositionBiasImpl(const RelativePositionBiasOptions& options_)
@@ -63,8 +78,25 @@ void RelativePositionBiasImpl::reset() {
 }
 
 void RelativePositionBiasImpl::reset_parameters() {
+  check_bias_module(*this);
   const at::NoGradGuard no_grad;
   weight.normal_();
+}
+
+std::shared_ptr<torch::nn::Module> RelativePositionBiasImpl::clone(
+    const std::optional<at::Device>& device) const {
+  check_bias_module(*this);
+  return Cloneable::clone(device);
+}
+
+void RelativePositionBiasImpl::save(torch::serialize::OutputArchive& archive) const {
+  check_bias_module(*this);
+  torch::nn::Module::save(archive);
+}
+
+void RelativePositionBiasImpl::load(torch::serialize::InputArchive& archive) {
+  check_bias_module(*this);
+  detail::load_archive(*this, archive);
 }
 
 void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
@@ -98,6 +130,7 @@ at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_position
 
 Mask RelativePositionBiasImpl::forward(int64_t queries, int64_t keys,
                                        Mask::Alignment alignment) const {
+  check_bias_module(*this);
   constexpr int64_t most = int64_t{1} << 32;
   TORCH_CHECK(queries >= 0 && keys >= 0 && queries <= most && keys <= most,
               "RelativePositionBias: queries and keys: expected sizes from 0 to 2^32, found ",
