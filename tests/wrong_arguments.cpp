@@ -99,6 +99,14 @@ void add_call_combinations(WrongCalls& calls, EntrySetting& setting) {
                      const at::AutoGradMode enable_grad(true);
                      module->attend(x, CallOptions().cache(setting.cache.clone()));
                    }});
+  const auto moved_from = [] {
+    KVCache from;
+    const KVCache to = std::move(from);
+    return from;
+  };
+  attend("a cache that was moved from", CallOptions().cache(moved_from()));
+  attend("a memory that was moved from", CallOptions().memory(moved_from()));
+  calls.push_back({"KVCache::key: moved from", [=] { moved_from().key(); }});
   for (const auto& heads : {std::vector<int64_t>{4}, {-1}, {1, 1}, {0, 1, 2, 3}, {0}}) {
     std::ostringstream name;
     name << "prune_heads: " << at::IntArrayRef(heads);
