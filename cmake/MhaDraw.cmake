@@ -28,13 +28,14 @@ endforeach()
 configure_file(src/draw/page.cpp.in page.cpp @ONLY)
 target_sources(mha_draw PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/page.cpp)
 
-target_include_directories(mha_draw PRIVATE src/draw)
+target_include_directories(mha_draw PRIVATE src/draw src)
 target_link_libraries(mha_draw
   PUBLIC mha
   PRIVATE PNG::PNG
           # Header-only, since the LibTorch wheel's fmt headers may shadow those of the linked library.
           $<BUILD_INTERFACE:fmt::fmt-header-only>
-          $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<BUILD_INTERFACE:mha_warnings>)
+          $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<BUILD_INTERFACE:mha_warnings>
+          $<BUILD_INTERFACE:mha_messages>)
 set_target_properties(mha_draw PROPERTIES
   EXPORT_NAME draw
   POSITION_INDEPENDENT_CODE ON

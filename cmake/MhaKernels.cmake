@@ -2,7 +2,7 @@
 #
 # They are optimised in every build type, since unoptimised vector code is too slow to test. No
 # option may change what a comparison with NaN gives.
-set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+set(kernel_options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -DMHA_IS_KERNEL)
 
 target_sources(mha PRIVATE src/cpu/kernels_generic.cpp)
 set_source_files_properties(src/cpu/kernels_generic.cpp PROPERTIES

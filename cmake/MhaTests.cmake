@@ -1,10 +1,12 @@
-# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [NEEDS <fixture>] [EVERY_PATH])
+# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [NEEDS <fixture>] [EVERY_PATH] [POISONED])
 #
 # One GoogleTest executable, which is one test of ctest: a process for each of its tests would spend
 # minutes on loading LibTorch. Sources see tests/ and src/, since internals are tested too, and need
 # not include what the shared precompiled header holds, but should. With EVERY_PATH the executable
-# runs again on each narrower instruction set of the kernels, and on the plain path. NEEDS names a
-# ctest fixture that must be set up before.
+# runs again on each instruction set of the kernels by name (ctest shows as skipped those that the CPU
+# lacks, and the widest, on which the first run is), on the plain path, and there with LibTorch's
+# products in another order of sums at each call; with POISONED, on memory that holds NaN until
+# something is computed into it. NEEDS names a ctest fixture that must be set up before.
 find_package(GTest REQUIRED)
 
 # The executable alone, for tests that ctest is told of in another way.
@@ -13,14 +15,15 @@ function(mha_add_test_executable name)
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "tests: ${name}: expected SOURCES <file>... [LIBS <target>...]")
   endif()
-  add_executable(${name} ${arg_SOURCES})
+  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/test_main.cpp)
   target_link_libraries(${name} PRIVATE mha_test_settings ${arg_LIBS})
   target_precompile_headers(${name} REUSE_FROM mha_test_pch)
 endfunction()
 
 function(mha_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH" "NEEDS" "SOURCES;LIBS")
-  mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS} SOURCES ${arg_SOURCES} LIBS ${arg_LIBS})
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH;POISONED" "NEEDS" "SOURCES;LIBS")
+  mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS}
+    SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:mha_test_blas> LIBS ${arg_LIBS})
   # Threads that wait do not spin: the tests of a parallel ctest share the cores. What runs again,
   # under a sanitizer or on another path, runs on one thread.
   set(environment OMP_WAIT_POLICY=passive)
@@ -31,20 +34,26 @@ function(mha_add_test name)
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name} PROPERTIES
     TIMEOUT 1200 ENVIRONMENT "${environment}" FIXTURES_REQUIRED "${arg_NEEDS}")
+  if(arg_POISONED AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    add_test(NAME ${name}.poisoned COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name}.poisoned PROPERTIES
+      TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_POISON_SCRATCH=1")
+  endif()
   if(arg_EVERY_PATH)
-    # The widest instruction set has run already. Memory errors are the kernels' to make.
-    set(settings MHA_CPU_ISA=generic MHA_CPU_ISA=avx2)
-    if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
-      list(APPEND settings MHA_PATH=plain)
-    endif()
-    foreach(setting IN LISTS settings)
-      string(REGEX REPLACE ".*=" "" path ${setting})
-      add_test(NAME ${name}.on_${path} COMMAND ${name} --gtest_brief=1)
-      set_tests_properties(${name}.on_${path} PROPERTIES
-        TIMEOUT 1200
-        ENVIRONMENT "${environment_again};${setting}"
-        SKIP_REGULAR_EXPRESSION "which can run here, found")
+    foreach(set IN ITEMS generic avx2 avx512)
+      add_test(NAME ${name}.on_${set} COMMAND ${name} --gtest_brief=1 --on=${set})
+      set_tests_properties(${name}.on_${set} PROPERTIES
+        TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_CPU_ISA=${set}" SKIP_RETURN_CODE 77)
     endforeach()
+    if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")  # memory errors are the kernels' to make
+      add_test(NAME ${name}.on_plain COMMAND ${name} --gtest_brief=1)
+      add_test(NAME ${name}.on_reordered COMMAND ${name} --gtest_brief=1)
+      set_tests_properties(${name}.on_plain PROPERTIES
+        TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_PATH=plain")
+      # On the plain path all products are LibTorch's.
+      set_tests_properties(${name}.on_reordered PROPERTIES
+        TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_PATH=plain;MHA_TEST_BLAS=reordered")
+    endif()
   endif()
 endfunction()
 
@@ -54,9 +63,14 @@ add_library(mha_test_settings INTERFACE)
 target_include_directories(mha_test_settings INTERFACE
   ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(mha_test_settings INTERFACE
-  mha::mha mha::openmp mha_warnings GTest::gtest_main)
+  mha::mha mha::openmp mha_warnings GTest::gtest)
 
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/mha_test_pch.cpp CONTENT "")
 add_library(mha_test_pch OBJECT ${CMAKE_CURRENT_BINARY_DIR}/mha_test_pch.cpp)
 target_link_libraries(mha_test_pch PRIVATE mha_test_settings)
 target_precompile_headers(mha_test_pch PRIVATE <gtest/gtest.h> ${PROJECT_SOURCE_DIR}/tests/torch_headers.h)
+
+# Stands in for LibTorch's BLAS where MHA_TEST_BLAS=reordered.
+add_library(mha_test_blas OBJECT ${PROJECT_SOURCE_DIR}/tests/other_blas.cpp)
+target_link_libraries(mha_test_blas PRIVATE mha_test_settings)
+target_precompile_headers(mha_test_blas REUSE_FROM mha_test_pch)

@@ -171,7 +171,13 @@ case $command in
     prepare_python_tests
     build "$preset"
     say "testing the $preset preset"
-    ctest --preset "$preset" --parallel "$(nproc)" || fail "testing the $preset preset"
+    results=build/$preset/tests.xml
+    rm -f "$results"
+    passed=yes
+    ctest --preset "$preset" --parallel "$(nproc)" --output-junit "$PWD/$results" || passed=no
+    say "instruction sets of the kernels"
+    python3 cmake/instruction_sets.py "$results" | sed 's/^/  /' || passed=no
+    [[ $passed == yes ]] || fail "testing the $preset preset"
     ;;
   *)
     echo "usage: bash cmake/bootstrap.sh demo [argument...] | test [dev|asan|tsan]" >&2

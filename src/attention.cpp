@@ -35,8 +35,10 @@ AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
   AttentionCall call = resolve_options(options, query);
   call.output_is_passing = output_is_passing;
   call.row_statistics = row_statistics;
-  const auto choice =
-      choose_path(query.device(), query.scalar_type(), query.size(-1), value.size(-1));
+  auto followed = added_terms(mask);
+  followed.insert(followed.end(), {query, key, value, options.sinks()});
+  const auto choice = choose_path(query.device(), query.scalar_type(), query.size(-1),
+                                  value.size(-1), is_followed(followed));
   if (choice.path == Path::fused) {
     return fused_attention(query, key, value, mask, call);
   }

@@ -9,7 +9,7 @@
 namespace mha::detail {
 
 /// What a forward knows of each row, (N, H, L) float32 each:
-/// weight = 2^(score * log2(e) - maximum) * factor, with a factor of 0 where nothing is seen.
+/// weight = 4^(score * log4(e) - maximum) * factor, with a factor of 0 where nothing is seen.
 struct RowStatistics {
   at::Tensor maximum, factor;
 };

@@ -13,6 +13,7 @@
 #include "attention_map_fused.h"
 #include "attention_map_plain.h"
 #include "attention_map_state.h"
+#include "enum_check.h"
 #include "map_method.h"
 #include "plain_attention.h"
 
@@ -240,6 +241,8 @@ at::Tensor AttentionMap::scores(ScoreStage stage) const {
 }
 
 at::Tensor AttentionMap::scores(ScoreStage stage, int64_t from, int64_t to) const {
+  detail::check_enum({"AttentionMap", "scores: stage"}, stage, ScoreStage::masked,
+                     "scaled, softcapped or masked");
   check_range("scores", from, to, num_queries());
   auto view = select_rows(state_->view(), from, to);
   if (stage != ScoreStage::masked) view.mask = {};

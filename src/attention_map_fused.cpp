@@ -1,7 +1,6 @@
 #include "attention_map_fused.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/log2.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -14,11 +13,12 @@
 #include "kernel_mask.h"
 #include "kernel_rows.h"
 #include "run_tasks.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
 
-constexpr double ln2 = 0.693147180559945309;
+constexpr double ln4 = 1.38629436111989062;
 
 // A view in the form the kernels read, and the memory that it points to.
 struct PackedSource {
@@ -47,7 +47,7 @@ struct PackedSource {
 };
 
 at::Tensor empty_result(const MapView& view, at::IntArrayRef sizes) {
-  return at::empty(sizes, view.query.options());
+  return uncomputed(sizes, view.query.options());
 }
 
 int64_t tiles(const cpu::MapSource& source) {
@@ -99,13 +99,13 @@ FusedSummary fused_summary(const MapView& view) {
   const auto& s = packed.source;
   const auto chunks = query_chunks(s);
   const auto factor = view.statistics.factor.contiguous();
-  const auto log2_factor = at::log2(factor.masked_fill(factor.eq(0), 1));
+  const auto log4_factor = at::log2(factor.masked_fill(factor.eq(0), 1)) * 0.5;
   const at::IntArrayRef rows = factor.sizes();
   const auto entropy = empty_result(view, rows), distance = empty_result(view, rows);
   const auto placed = empty_result(view, rows);
   const auto received = empty_result(view, {s.batch, s.heads, chunks.count, s.keys});
   const auto shifts = first_positions(view).to(at::kLong).expand({s.batch}).contiguous();
-  const cpu::MapSummary wanted{log2_factor.data_ptr<float>(), shifts.data_ptr<int64_t>(),
+  const cpu::MapSummary wanted{log4_factor.data_ptr<float>(), shifts.data_ptr<int64_t>(),
                                entropy.data_ptr<float>(),     distance.data_ptr<float>(),
                                placed.data_ptr<float>(),      chunks.size,
                                received.data_ptr<float>()};
@@ -121,7 +121,7 @@ TopKeys fused_top(const MapView& view, int64_t count) {
   const PackedSource packed(view);
   const auto& s = packed.source;
   const auto values = empty_result(view, {s.batch, s.heads, s.queries, count});
-  const auto keys = at::empty(values.sizes(), values.options().dtype(at::kLong));
+  const auto keys = uncomputed(values.sizes(), values.options().dtype(at::kLong));
   const cpu::MapTop wanted{count, values.data_ptr<float>(), keys.data_ptr<int64_t>()};
   run_tasks(s.batch * s.heads * tiles(s), cpu_kernels().map_scratch(s),
             [&](int64_t i, float* scratch) { cpu_kernels().map_top(s, wanted, i, scratch); });
@@ -150,7 +150,8 @@ at::Tensor fused_pool(const MapView& view, int64_t rows, int64_t columns) {
 
 at::Tensor fused_log_sum_exp(const MapView& view) {
   const auto &maximum = view.statistics.maximum, &factor = view.statistics.factor;
-  const auto sum = (maximum - at::log2(factor)) * ln2;
+  constexpr double highest = std::numeric_limits<float>::max();
+  const auto sum = ((maximum - at::log2(factor) * 0.5) * ln4).clamp(-highest, highest);
   const auto found = sum.masked_fill(factor.eq(0), -std::numeric_limits<double>::infinity());
   // A sink is seen by queries without keys, too.
   const auto& sinks = view.scoring.sinks;

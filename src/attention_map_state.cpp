@@ -37,9 +37,10 @@ ResolvedMask without_gradient(ResolvedMask mask) {
   return mask;
 }
 
+// A size of 1 may stand for all.
 at::Tensor narrow_unless_shared(const at::Tensor& tensor, int64_t dim, int64_t from,
                                 int64_t count) {
-  return tensor.size(dim) == 1 && dim < 2 ? tensor : tensor.narrow(dim, from, count);
+  return tensor.size(dim) == 1 ? tensor : tensor.narrow(dim, from, count);
 }
 
 std::vector<std::vector<at::Tensor>*> pair_masks(ResolvedMask& mask) {
@@ -73,7 +74,8 @@ MapView select_head(const MapView& view, int64_t head) {
   part.mask.heads = 1;
   auto& sinks = part.scoring.sinks;
   if (sinks.defined()) sinks = sinks.narrow(1, head, 1);
-  for (auto* list : {&part.mask.keep, &part.mask.block, &part.mask.add, &part.mask.relative}) {
+  for (auto* list : {&part.mask.keep, &part.mask.block, &part.mask.add, &part.mask.add_keys,
+                     &part.mask.relative}) {
     for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 1, head, 1);
   }
   return part;
@@ -93,7 +95,7 @@ MapView select_rows(const MapView& view, int64_t from, int64_t to) {
     table = table.narrow(3, std::max<int64_t>(start, 0), distances);
   }
   for (auto* list : pair_masks(part.mask)) {
-    for (auto& tensor : *list) tensor = tensor.narrow(2, from, count);
+    for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 2, from, count);
   }
   return part;
 }
@@ -112,11 +114,11 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to) {
     table = table.narrow(3, std::min(first, table.size(3) - distances), distances);
   }
   for (auto& lengths : part.mask.lengths) lengths = (lengths - first).clamp(0, count);
-  for (auto* list : {&part.mask.keep_keys, &part.mask.block_keys}) {
+  for (auto* list : {&part.mask.keep_keys, &part.mask.block_keys, &part.mask.add_keys}) {
     for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);
   }
   for (auto* list : pair_masks(part.mask)) {
-    for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);
+    for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 3, first, count);
   }
   return part;
 }
@@ -168,7 +170,10 @@ MapView MapState::view() const {
   if (sinks.defined()) sinks = sinks.to(dtype).view({1, sinks.size(0), 1, 1});
   // The values are not read; their head size is as good as the keys'.
   const int64_t d = query.size(3);
-  if (choose_path(view.query.device(), dtype, d, d).path == Path::fused) {
+  auto followed = added_terms(mask);
+  followed.insert(followed.end(), {query, key, scoring.sinks});
+  if (choose_path(view.query.device(), dtype, d, d, is_followed(followed)).path ==
+      Path::fused) {
     view.statistics = statistics();
   }
   return view;

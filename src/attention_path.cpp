@@ -1,13 +1,21 @@
 #include "attention_path.h"
 
+#include <ATen/TracerMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "torch_compat.h"
 
 namespace mha::detail {
+namespace {
+
+constexpr const char* followed_reason =
+    "a trace or forward-mode derivatives follow ATen's operators";
+
+}  // namespace
 
 bool plain_is_forced() {
   static const bool forced = [] {
@@ -20,10 +28,21 @@ bool plain_is_forced() {
   return forced;
 }
 
+bool is_tracing() {
+  return at::tracer::impl::is_dispatch_enabled();
+}
+
+bool is_followed(at::TensorList tensors) {
+  return is_tracing() || std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
+           return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+         });
+}
+
 PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim,
-                       int64_t value_dim) {
+                       int64_t value_dim, bool followed) {
   constexpr int64_t largest_head = 256;
   if (plain_is_forced()) return {Path::plain, "MHA_PATH=plain is set"};
+  if (followed) return {Path::plain, followed_reason};
   if (!device.is_cpu()) return {Path::plain, "the kernels are for the CPU"};
   if (dtype == at::kDouble) return {Path::plain, "the kernels compute in float32"};
   if (head_dim > largest_head || value_dim > largest_head) {
@@ -32,8 +51,10 @@ PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim
   return {Path::fused, "nothing speaks against the kernels"};
 }
 
-PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records) {
+PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records,
+                                  bool followed) {
   if (plain_is_forced()) return {Path::plain, "MHA_PATH=plain is set"};
+  if (followed) return {Path::plain, followed_reason};
   if (torch_compat::autocast_enabled(at::kCPU))
     return {Path::plain, "autocast chooses the dtype"};
   if (!device.is_cpu()) return {Path::plain, "the kernels are for the CPU"};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
@@ -18,12 +19,23 @@ struct PathChoice {
 };
 
 /// The one place that decides how a call is computed, from what is known before any number is
-/// read. `MHA_PATH=plain` in the environment always chooses the plain path.
+/// read. `MHA_PATH=plain` in the environment always chooses the plain path. `followed`: what
+/// `is_followed` says of the call's tensors.
 PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim,
-                       int64_t value_dim);
+                       int64_t value_dim, bool followed = false);
 
 /// The same for a projection with a weight of `dtype`; `records`: for a gradient.
-PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records);
+PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records,
+                                  bool followed = false);
+
+/// Whether a trace is being recorded (torch::jit::tracer). It holds for other numbers than
+/// those at hand, too.
+bool is_tracing();
+
+/// Whether somebody follows what becomes of the tensors, operator by operator: a trace, or
+/// forward-mode derivatives of a tensor. The kernels are no operators. Tensors may be
+/// undefined.
+bool is_followed(at::TensorList tensors);
 
 /// Whether `MHA_PATH=plain` is set in the environment.
 bool plain_is_forced();

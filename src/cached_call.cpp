@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "enum_check.h"
+
 namespace mha::detail {
 namespace {
 
@@ -85,6 +87,8 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const LayerToken& laye
                     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                     const CallOptions& call) {
   check_module(module);
+  check_enum({"MultiHeadAttention", "weights"}, call.weights().value_or(Weights::none),
+             Weights::per_head, "none, averaged or per_head");
   TORCH_CHECK(call.cache() || !call.new_lengths().defined(),
               "MultiHeadAttention: new_lengths: expected a cache to append to, found none; "
               "Mask::lengths marks padding");

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "attention_path.h"
 #include "cpu_kernels.h"
 #include "run_tasks.h"
 
@@ -34,6 +35,10 @@ bool may_be_non_finite(const at::Tensor& tensor) {
     return !all_finite_on_cpu(dense ? tensor : tensor.contiguous());
   }
   return !std::isfinite(tensor.detach().sum(at::kDouble).item<double>());
+}
+
+bool may_branch_on_numbers(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && !is_tracing();
 }
 
 }  // namespace mha::detail

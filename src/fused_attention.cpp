@@ -86,7 +86,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
       if (sinks.defined()) inputs.push_back(sinks);
       grads = plain_gradients(inputs, grad_outputs, mask, call);
     } else if (grad_output.defined()) {
-      const KernelResult result{saved[3], {}, saved[4], saved[5]};
+      const KernelResult result{saved[3], {}, saved[4], saved[5], true};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);
       if (sinks.requires_grad()) {
         grads.push_back(sink_gradient(q, k, result, grad_output, mask, call));

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "finite.h"
+#include "given_tensor.h"
 #include "head_projections.h"
 
 namespace mha {
@@ -27,9 +28,7 @@ namespace detail {
 
 void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads) {
   if (!head_mask.defined()) return;
-  TORCH_CHECK(head_mask.is_floating_point(),
-              "MultiHeadAttention: head_mask: expected a floating dtype, found ",
-              head_mask.scalar_type());
+  given_tensor({"MultiHeadAttention", "head_mask"}, head_mask, Numbers::floating);
   const bool fits =
       (head_mask.dim() == 1 && head_mask.size(0) == heads) ||
       (head_mask.dim() == 2 && head_mask.size(0) == batch && head_mask.size(1) == heads);

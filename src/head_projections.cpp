@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "kernel_attention.h"
 #include "projection.h"
 #include "recycled.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -22,9 +22,11 @@ bool wants_gradient(const at::Tensor& input, const torch::nn::LinearImpl& layer)
 }
 
 bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
-  return input.numel() > 0 && choose_projection_path(input.device(), layer.weight.scalar_type(),
-                                                     wants_gradient(input, layer))
-                                      .path == Path::fused;
+  return input.numel() > 0 &&
+         choose_projection_path(input.device(), layer.weight.scalar_type(),
+                                wants_gradient(input, layer),
+                                is_followed({input, layer.weight, layer.bias}))
+                 .path == Path::fused;
 }
 
 // Memory for (N, T + extra, H, D) in an order that suits the attention kernels: heads outside,
@@ -83,7 +85,7 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
                 d = module.head_dim();
   // Queries and keys that are kept shall keep no more memory than their own.
   const auto allocate = [&](at::IntArrayRef sizes) {
-    return heads_are_passing ? recycled(sizes) : at::empty(sizes, query.options());
+    return heads_are_passing ? recycled(sizes) : uncomputed(sizes, query.options());
   };
   const auto q = allocate_heads(query, h, d, 0, allocate);
   const auto k = allocate_heads(key, kv_heads, d, extra, allocate);
@@ -112,7 +114,7 @@ at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at:
   const std::vector<int64_t> split{h, d};
   if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
   const auto heads = whole_rows(allocate_heads(tokens, h, d, 0, [&](at::IntArrayRef sizes) {
-    return at::empty(sizes, tokens.options().dtype(at::kFloat));
+    return uncomputed(sizes, tokens.options().dtype(at::kFloat));
   }));
   const auto output = project_recorded({tokens.to(at::kFloat), &layer, slot, heads}, cache);
   return output.dim() == 4 ? output : output.unflatten(2, split);
@@ -158,7 +160,10 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const 
                                           module.k_norm_bias}));
   const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
                           takes_kernels(tokens.key, *module.W_k) &&
-                          takes_kernels(tokens.value, *module.W_v);
+                          takes_kernels(tokens.value, *module.W_v) &&
+                          !is_followed({module.bias_k, module.bias_v, module.q_norm,
+                                        module.k_norm, module.q_norm_bias,
+                                        module.k_norm_bias});
   return by_kernels && !wants ? project_unrecorded(module, cache, tokens, heads_are_passing)
                               : project_recorded(module, cache, tokens);
 }
@@ -171,7 +176,7 @@ at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
                                    columns / module.options.num_heads()};
   if (!takes_kernels(query, layer)) return layer.forward(query).unflatten(2, split);
   if (wants_gradient(query, layer)) {
-    const auto output = at::empty({n, l, columns}, query.options());
+    const auto output = uncomputed({n, l, columns}, query.options());
     return project_recorded({query, &layer, 4, output}, cache).unflatten(2, split);
   }
   const auto output = recycled({n, l, columns});
@@ -187,8 +192,8 @@ at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
   }
   const int64_t n = merged.size(0), l = merged.size(1), e = module.options.d_model();
   const auto output = module.options.batch_first()
-                          ? at::empty({n, l, e}, merged.options())
-                          : at::empty({l, n, e}, merged.options()).transpose(0, 1);
+                          ? uncomputed({n, l, e}, merged.options())
+                          : uncomputed({l, n, e}, merged.options()).transpose(0, 1);
   const Projection projection{merged, module.W_o.get(), 3, output};
   if (wants_gradient(merged, *module.W_o)) return detail::project_recorded(projection, cache);
   project({projection}, cache);

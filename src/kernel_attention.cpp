@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
 
@@ -19,6 +18,7 @@
 #include "non_finite.h"
 #include "recycled.h"
 #include "run_tasks.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -35,7 +35,7 @@ cpu::KernelDropout kernel_dropout(const AttentionCall& call) {
 
 // Memory laid out as (N, T, H, D), seen as (N, H, T, D).
 at::Tensor empty_heads(int64_t n, int64_t h, int64_t t, int64_t d, const at::Tensor& like) {
-  return at::empty({n, t, h, d}, like.options()).transpose(1, 2);
+  return uncomputed({n, t, h, d}, like.options()).transpose(1, 2);
 }
 
 // Few queries: chunks of keys are the tasks.
@@ -114,22 +114,23 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
                           : empty_heads(n, h, l, args.value_dim, query),
                       {},
                       {},
-                      {}};
+                      {},
+                      true};
   prefer_huge_pages(result.output.data_ptr(), result.output.nbytes());
   args.output = kernel_rows<float>(result.output);
   const auto want_statistics = [&] {
     if (result.row_maximum.defined()) return;
-    result.row_maximum = at::empty({n, h, l}, options);
-    result.row_factor = at::empty({n, h, l}, options);
+    result.row_maximum = uncomputed({n, h, l}, options);
+    result.row_factor = uncomputed({n, h, l}, options);
     args.row_maximum = result.row_maximum.data_ptr<float>();
     args.row_factor = result.row_factor.data_ptr<float>();
   };
   if (for_backward) want_statistics();
   if (args.averaged) {
-    result.weights = at::empty({n, l, args.keys}, options);
+    result.weights = uncomputed({n, l, args.keys}, options);
     args.weights = {result.weights.data_ptr<float>(), l * args.keys, 0, args.keys};
   } else if (call.weights == Weights::per_head) {
-    result.weights = at::empty({n, h, l, args.keys}, options);
+    result.weights = uncomputed({n, h, l, args.keys}, options);
     args.weights = kernel_rows<float>(result.weights);
   }
   if (result.weights.defined()) {
@@ -143,6 +144,8 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
     want_statistics();
     *call.row_statistics = {result.row_maximum, result.row_factor};
   }
+  int32_t not_finite = 0;
+  args.not_finite = &not_finite;
   switch (kernel) {
     case ForwardKernel::chunks:
       decode(kernels, args);
@@ -169,6 +172,7 @@ KernelResult forward(const at::Tensor& query, const at::Tensor& key, const at::T
       break;
     }
   }
+  result.is_finite = not_finite == 0;
   return result;
 }
 
@@ -283,9 +287,10 @@ KernelResult attend_with_unknown(const at::Tensor& unknown, const at::Tensor& qu
 
 }  // namespace
 
-// The forward where pairs are blocked and values may be NaN. A blocked value times its weight
-// of 0 shows as NaN in the output; then the kernels see zeros in place of such values, and the
-// queries that may attend to them get what they give afterwards.
+// The forward where values may be infinite or NaN. Such a value times a weight of 0, of a
+// blocked pair or underflowed, shows as NaN in the output; then the kernels see zeros in place
+// of such numbers, and the queries that may attend to them get what they give afterwards,
+// whatever its weight.
 KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, const ResolvedMask& mask,
                               const AttentionCall& call, bool for_backward) {
@@ -293,21 +298,24 @@ KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
     return attend_with_unknown(unknown, query, key, value, mask, call, for_backward);
   }
   auto result = forward(query, key, value, mask, call, for_backward);
-  if (mask.allows_everything() || !may_be_non_finite(result.output) ||
-      !may_be_non_finite(value)) {
+  if (result.is_finite || !may_be_non_finite(value)) return result;
+  const auto finite = at::isfinite(value);
+  result = forward(query, key, value.masked_fill(finite.logical_not(), 0), mask, call,
+                   for_backward);
+  const int64_t group = query.size(1) / value.size(1);
+  const auto given = value.masked_fill(finite, 0).to(at::kFloat);
+  if (mask.allows_everything()) {
+    result.output.add_(given.sum(2, /*keepdim=*/true).repeat_interleave(group, 1));
     return result;
   }
-  result = forward(query, key, finite_rows(value), mask, call, for_backward);
-  const int64_t group = query.size(1) / value.size(1);
-  const auto bad = row_is_finite(value).logical_not();
+  const auto bad = finite.all(-1).logical_not();
   for (const int64_t j : marked_rows(bad)) {
-    // (N, H, L): who sees this value; an infinite value times a positive weight is that value.
+    // (N, H, L): who sees this value.
     const auto sees =
         open_column(mask, j, query.device())
             .logical_and(bad.select(2, j).repeat_interleave(group, 1).unsqueeze(-1));
-    const auto seen = value.select(2, j).repeat_interleave(group, 1).unsqueeze(2);
-    const auto given = seen.masked_fill(at::isfinite(seen), 0) + result.output;
-    result.output.copy_(at::where(sees.unsqueeze(-1), given, result.output));
+    const auto seen = given.select(2, j).repeat_interleave(group, 1).unsqueeze(2);
+    result.output.copy_(at::where(sees.unsqueeze(-1), seen + result.output, result.output));
   }
   return result;
 }

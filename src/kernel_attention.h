@@ -13,6 +13,7 @@ namespace mha::detail {
 struct KernelResult {
   at::Tensor output, weights;          ///< (N, H, L, Dv); undefined if not wanted
   at::Tensor row_maximum, row_factor;  ///< (N, H, L) each, for the backward; else undefined
+  bool is_finite = true;               ///< no number of the output is infinite or NaN
 };
 
 /// `query` (N, H, L, D) is float32; `key` and `value` may be bfloat16 or float16, and are read

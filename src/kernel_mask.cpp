@@ -4,7 +4,6 @@
 #include <ATen/ops/_unique.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -13,6 +12,8 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -25,7 +26,19 @@ at::Tensor merge_key_masks(const ResolvedMask& mask) {
   };
   for (const auto& keep : mask.keep_keys) merge(keep.ne(0));
   for (const auto& block : mask.block_keys) merge(block.logical_not());
+  for (const auto& term : mask.add_keys) {
+    if (term.size(1) != 1) continue;
+    const auto blocks = term.detach().eq(-infinity);
+    if (blocks.any().item<bool>()) merge(blocks.logical_not());
+  }
   return merged.defined() ? merged.flatten(1).contiguous() : merged;
+}
+
+// (.., L, S) with the numbers of a row side by side; one that all queries share stays one.
+at::Tensor as_rows(const at::Tensor& tensor, const ResolvedMask& mask) {
+  auto rows = tensor.expand({-1, -1, -1, mask.keys});
+  if (rows.size(3) > 1 && rows.stride(3) != 1) rows = rows.contiguous();
+  return rows.expand({-1, -1, mask.queries, -1});
 }
 
 // The conjunction of all masks that speak of pairs, (N or 1, H or 1, L, S); undefined: none.
@@ -36,26 +49,32 @@ at::Tensor merge_pair_masks(const ResolvedMask& mask) {
   };
   for (const auto& keep : mask.keep) merge(keep.scalar_type() == at::kBool ? keep : keep.ne(0));
   for (const auto& block : mask.block) merge(block.logical_not());
-  for (const auto& term : mask.add) {
+  const auto merge_blocks = [&merge](const at::Tensor& term) {
     const auto blocks = term.detach().eq(-infinity);
     if (blocks.any().item<bool>()) merge(blocks.logical_not());
+  };
+  for (const auto& term : mask.add) merge_blocks(term);
+  for (const auto& term : mask.add_keys) {
+    if (term.size(1) != 1) merge_blocks(term);
   }
-  return merged;
+  return merged.defined() ? as_rows(merged, mask) : merged;
 }
 
-// The sum of the added terms in float32, -inf only where a term was; undefined: none.
-at::Tensor merge_added(const ResolvedMask& mask) {
+// The sum of added terms in float32, (N or 1, H or 1, L, S), -inf only where a term was;
+// undefined: none.
+at::Tensor merge_added(const std::vector<at::Tensor>& terms, const ResolvedMask& mask) {
   constexpr double lowest = std::numeric_limits<float>::lowest();
   at::Tensor sum;
-  for (const auto& term : mask.add) {
+  for (const auto& term : terms) {
     auto values = term.detach();
     // No other dtype holds less, and a half type could not hold the limit.
-    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(at::kFloat);
-    sum = sum.defined() ? (sum.clamp_min(lowest) + values.clamp_min(lowest)).clamp_min(lowest)
+    sum = sum.defined() ? (sum.clamp(lowest, -lowest) + values.clamp(lowest, -lowest))
+                              .clamp(lowest, -lowest)
                         : values;
   }
-  return sum.defined() && sum.size(-1) > 1 && sum.stride(-1) != 1 ? sum.contiguous() : sum;
+  return sum.defined() ? as_rows(sum, mask) : sum;
 }
 
 // The sum of the terms by distance, (N or 1, H or 1, 1, L + S - 1) float32; undefined: none.
@@ -64,9 +83,9 @@ at::Tensor merge_relative(const ResolvedMask& mask) {
   at::Tensor sum;
   for (const auto& term : mask.relative) {
     auto values = term.detach();
-    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(at::kFloat);
-    sum = sum.defined() ? (sum + values).clamp_min(lowest) : values;
+    sum = sum.defined() ? (sum + values).clamp(lowest, -lowest) : values;
   }
   return sum.defined() ? sum.contiguous() : sum;
 }
@@ -81,7 +100,7 @@ at::Tensor number_documents(const ResolvedMask& mask) {
   for (size_t i = 0; i < mask.key_documents.size(); ++i) {
     const auto queries = mask.query_documents[i].to(at::kLong);
     const auto keys = mask.key_documents[i].to(at::kLong);
-    const int64_t n = std::max(queries.size(0), keys.size(0));
+    const int64_t n = queries.size(0) == 1 ? keys.size(0) : queries.size(0);
     const auto found = number(at::cat({queries.expand({n, -1}), keys.expand({n, -1})}, 1));
     const int64_t count = mask.queries + mask.keys;  // of each sample
     numbers = numbers.defined() ? number(numbers * (n * count) + found) : found;
@@ -192,13 +211,12 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
     packed.storage.push_back(keys);
   }
 
-  if (auto pairs = merge_pair_masks(resolved); pairs.defined()) {
-    if (pairs.size(-1) > 1 && pairs.stride(-1) != 1) pairs = pairs.contiguous();
+  if (const auto pairs = merge_pair_masks(resolved); pairs.defined()) {
     const int64_t n = pairs.size(0), h = pairs.size(1), l = pairs.size(2), s = pairs.size(3);
     const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
     const int64_t blocks = (s + kernels.key_block - 1) / kernels.key_block;
-    const auto bits = at::empty({n * h * tiles * s}, at::kLong);
-    const auto classes = at::empty({n * h * tiles * blocks}, at::kByte);
+    const auto bits = uncomputed({n * h * tiles * s}, at::kLong);
+    const auto classes = uncomputed({n * h * tiles * blocks}, at::kByte);
     auto* bits_data = reinterpret_cast<uint64_t*>(bits.data_ptr<int64_t>());
     auto* class_data = classes.data_ptr<uint8_t>();
     const auto* allowed = reinterpret_cast<const uint8_t*>(pairs.data_ptr<bool>());
@@ -215,9 +233,15 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
     packed.storage.push_back(classes);
   }
 
-  if (const auto added = merge_added(resolved); added.defined()) {
+  if (const auto added = merge_added(resolved.add, resolved); added.defined()) {
     mask.added = {added.data_ptr<float>(), stride_or_zero(added, 0), stride_or_zero(added, 1),
                   added.stride(2)};
+    packed.storage.push_back(added);
+  }
+
+  if (const auto added = merge_added(resolved.add_keys, resolved); added.defined()) {
+    mask.added_keys = {added.data_ptr<float>(), stride_or_zero(added, 0),
+                       stride_or_zero(added, 1), 0};
     packed.storage.push_back(added);
   }
 

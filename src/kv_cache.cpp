@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "given_tensor.h"
 #include "kv_cache_state.h"
 
 namespace mha {
@@ -14,12 +15,9 @@ namespace {
 // The sizes of new keys and values, checked against each other.
 detail::AppendSizes append_sizes(const at::Tensor& key, const at::Tensor& value) {
   for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
-    TORCH_CHECK(tensor->defined(), "KVCache: ", name,
-                ": expected a tensor, found an undefined one");
+    detail::given_tensor({"KVCache", name}, *tensor, detail::Numbers::floating);
     TORCH_CHECK(tensor->dim() == 4, "KVCache: ", name, ": expected shape (N, Hk, L, ",
                 tensor == &key ? "D" : "Dv", "), found ", tensor->sizes());
-    TORCH_CHECK(tensor->is_floating_point(), "KVCache: ", name,
-                ": expected a floating dtype, found ", tensor->scalar_type());
   }
   TORCH_CHECK(value.sizes().slice(0, 3) == key.sizes().slice(0, 3),
               "KVCache: value: expected (N, Hk, L) of key, ", key.sizes().slice(0, 3),
@@ -30,12 +28,11 @@ detail::AppendSizes append_sizes(const at::Tensor& key, const at::Tensor& value)
 }
 
 std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
-  TORCH_CHECK(
-      indices.defined() && c10::isIntegralType(indices.scalar_type(), /*includeBool=*/false),
-      "KVCache::reorder: indices: expected an integer tensor, found ", indices.toString());
+  const auto given =
+      detail::given_tensor({"KVCache::reorder", "indices"}, indices, detail::Numbers::integers);
   TORCH_CHECK(indices.dim() == 1, "KVCache::reorder: indices: expected shape (M), found ",
               indices.sizes());
-  const auto on_cpu = indices.to(at::kCPU, at::kLong).contiguous();
+  const auto on_cpu = given.to(at::kCPU, at::kLong).contiguous();
   const int64_t* data = on_cpu.data_ptr<int64_t>();
   std::vector<int64_t> result(data, data + on_cpu.numel());
   TORCH_CHECK(batch > 0 || result.empty(),

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <utility>
 
+#include "attention_path.h"
+#include "given_tensor.h"
 #include "huge_pages.h"
 
 namespace mha::detail {
@@ -25,11 +27,6 @@ bool all_equal(const std::vector<int64_t>& numbers) {
                      [&](int64_t number) { return number == numbers.front(); });
 }
 
-bool is_storage_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
-         dtype == at::kHalf;
-}
-
 void check_options(const KVCacheOptions& options) {
   constexpr int64_t most_tokens = int64_t{1} << 40;  // twice it stays within int64_t
   TORCH_CHECK(
@@ -44,7 +41,7 @@ void check_options(const KVCacheOptions& options) {
       "KVCacheOptions: capacity: expected none beside a window, which limits the memory "
       "itself, found ",
       options.capacity().value_or(0), " beside window ", options.window().value_or(0));
-  TORCH_CHECK(!options.dtype() || is_storage_dtype(*options.dtype()),
+  TORCH_CHECK(!options.dtype() || is_floating_dtype(*options.dtype()),
               "KVCacheOptions: dtype: expected float32, float64, bfloat16 or float16, found ",
               options.dtype().value_or(at::kFloat));
 }
@@ -53,13 +50,11 @@ std::vector<int64_t> checked_new_lengths(const at::Tensor& lengths, const Append
   if (!lengths.defined()) {
     return std::vector<int64_t>(static_cast<size_t>(sizes.batch), sizes.tokens);
   }
-  TORCH_CHECK(c10::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
-              "KVCache: new_lengths: expected an integer tensor, found ",
-              lengths.scalar_type());
+  const auto given = given_tensor({"KVCache", "new_lengths"}, lengths, Numbers::integers);
   TORCH_CHECK(lengths.dim() == 1 && lengths.size(0) == sizes.batch,
               "KVCache: new_lengths: expected shape (N) = (", sizes.batch, "), found ",
               lengths.sizes());
-  const auto on_cpu = lengths.to(at::kCPU, at::kLong).contiguous();
+  const auto on_cpu = given.to(at::kCPU, at::kLong).contiguous();
   const int64_t* data = on_cpu.data_ptr<int64_t>();
   const std::vector<int64_t> result(data, data + sizes.batch);
   for (const int64_t length : result) {
@@ -174,6 +169,9 @@ CachedKeys KVCacheState::append(const at::Tensor& key, const at::Tensor& value,
     TORCH_CHECK(!at::GradMode::is_enabled() || !tensor->requires_grad(), "KVCache: ", name,
                 ": expected a tensor that asks for no gradient, since a cache is written in "
                 "place, found one that does; cached calls belong under at::NoGradGuard");
+    TORCH_CHECK(!is_followed(*tensor), "KVCache: ", name,
+                ": expected a call outside of traces and forward-mode derivatives, which do not "
+                "see what a cache holds, found one within");
     TORCH_CHECK(!keys.defined() || longest() == 0 || tensor->device() == keys.device(),
                 "KVCache: ", name, ": expected the device of the cache, ",
                 keys.defined() ? keys.device() : key.device(), ", found ", tensor->device());

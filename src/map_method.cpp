@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention_path.h"
 #include "gradients.h"
 
 namespace mha::detail {
@@ -213,6 +214,7 @@ bool wants_gradient(const MapView& view) {
 std::vector<at::Tensor> apply(const MapMethod& method, const MapView& view) {
   if (!wants_gradient(view)) return compute(method, view);
   const auto inputs = inputs_of(view);
+  if (is_followed(inputs)) return compute_by_parts(method, view);
   return MapFunction::apply(at::TensorList(inputs), view, method);
 }
 

@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "message.h"
+
 namespace mha {
 
 namespace detail {
@@ -22,9 +24,10 @@ struct MapRecording {
     const int64_t call = calls++;
     if (map.nbytes() > budget_bytes - bytes) {
       if (dropped++ == 0) {
-        TORCH_WARN("MapRecorder: a map of ", map.nbytes(), " bytes beside ", bytes,
-                   " kept ones exceeds the budget of ", budget_bytes,
-                   " and is dropped; see dropped() and MapRecorderOptions::budget_bytes");
+        TORCH_WARN(message("MapRecorder: a map of ", map.nbytes(), " bytes beside ", bytes,
+                           " kept ones exceeds the budget of ", budget_bytes,
+                           " and is dropped; see dropped() and "
+                           "MapRecorderOptions::budget_bytes"));
       }
       return;
     }

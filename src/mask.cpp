@@ -5,76 +5,93 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <ostream>
 #include <utility>
 #include <vector>
 
+#include "enum_check.h"
+#include "given_tensor.h"
+#include "mask_views.h"
+
 namespace mha {
 namespace {
 
+using detail::Numbers;
 using Kind = Mask::Term::Kind;
 
-const char* name(Kind kind) {
+// As the messages begin.
+const char* constructor(Kind kind) {
   switch (kind) {
     case Kind::keep:
-      return "keep";
+      return "Mask::keep";
     case Kind::block:
-      return "block";
+      return "Mask::block";
     case Kind::add:
-      return "add";
+      return "Mask::add";
     case Kind::keep_keys:
-      return "keep_keys";
+      return "Mask::keep_keys";
     case Kind::block_keys:
-      return "block_keys";
+      return "Mask::block_keys";
+    case Kind::add_keys:
+      return "Mask::add_keys";
     case Kind::lengths:
-      return "lengths";
+      return "Mask::lengths";
+    case Kind::real_queries:
+      return "Mask::real_queries";
+    case Kind::query_lengths:
+      return "Mask::query_lengths";
     case Kind::causal:
-      return "causal";
+      return "Mask::causal";
     case Kind::window:
-      return "window";
+      return "Mask::window";
     case Kind::documents:
-      return "documents";
+      return "Mask::documents";
     case Kind::document_lengths:
-      return "documents_from_lengths";
+      return "Mask::documents_from_lengths";
     case Kind::relative:
-      return "relative";
+      return "Mask::relative";
     case Kind::alibi:
-      return "alibi";
+      return "Mask::alibi";
   }
-  return "?";
+  return "Mask::?";
 }
 
-Mask::Term tensor_term(Kind kind, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.defined(), "Mask::", name(kind),
-              ": expected a tensor, found an undefined one");
-  return {kind, tensor};
+// As a mask is written.
+const char* name(Kind kind) {
+  return constructor(kind) + std::strlen("Mask::");
 }
 
-void check_integers(Kind kind, const char* argument, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.defined(), "Mask::", name(kind), ": ", argument,
-              ": expected a tensor, found an undefined one");
-  TORCH_CHECK(c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false),
-              "Mask::", name(kind), ": ", argument, ": expected an integer tensor, found ",
-              tensor.scalar_type());
+// A mask has no call yet, so that shapes alone will do. `hint` ends a message about the dtype.
+at::Tensor given(Kind kind, const char* argument, const at::Tensor& tensor, Numbers numbers,
+                 const char* hint = "") {
+  return detail::given_tensor({constructor(kind), argument, hint}, tensor, numbers,
+                              detail::Memory::or_meta);
 }
 
-void check_floating(Kind kind, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.is_floating_point(), "Mask::", name(kind),
-              ": expected a floating tensor (added to the scores), found ",
-              tensor.scalar_type());
+// Flags of what may attend, 0 for what may not. A mask of 0 and -inf is meant to be added, and
+// would be read reversed.
+at::Tensor given_flags(Kind kind, const at::Tensor& mask, const char* added) {
+  auto flags = given(kind, "mask", mask, Numbers::flags);
+  const auto dtype = flags.scalar_type();
+  const bool may_be_negative = dtype != at::kBool && dtype != at::kByte && !flags.is_complex();
+  if (!may_be_negative || flags.is_meta() || flags.numel() == 0) return flags;
+  const auto least = detail::without_repeats(flags.detach()).min().item<double>();  // or NaN
+  TORCH_CHECK(least >= 0, constructor(kind), ": mask: expected flags, 0 or above, found ",
+              least, added);
+  return flags;
 }
 
-// The term of a band, whose extents are for the caller to fill in.
-Mask::Term offset_term(Kind kind, const at::Tensor& offsets) {
-  check_integers(kind, "offsets", offsets);
-  return tensor_term(kind, offsets);
+void check_alignment(Kind kind, Mask::Alignment alignment) {
+  detail::check_enum({constructor(kind), "alignment"}, alignment, Mask::Alignment::top_left,
+                     "bottom_right or top_left");
 }
 
 void check_extents(int64_t left, int64_t right) {
   TORCH_CHECK(left >= -1 && right >= -1,
-              "Mask::window: expected extents >= -1 (-1: open), found left = ", left,
-              ", right = ", right);
+              "Mask::window: left and right: expected extents >= -1 (-1: open), found left = ",
+              left, ", right = ", right);
 }
 
 }  // namespace
@@ -82,107 +99,118 @@ void check_extents(int64_t left, int64_t right) {
 Mask::Mask(Term term) : terms_{std::move(term)} {}
 
 Mask Mask::keep(const at::Tensor& mask) {
-  return Mask(tensor_term(Kind::keep, mask));
+  return Mask(Term{Kind::keep, given_flags(Kind::keep, mask,
+                                           "; for a mask that is added, in which -inf blocks, "
+                                           "use Mask::add")});
 }
 
 Mask Mask::block(const at::Tensor& mask) {
-  Term term = tensor_term(Kind::block, mask);
-  TORCH_CHECK(mask.scalar_type() == at::kBool,
-              "Mask::block: expected a bool tensor (true blocks), found ", mask.scalar_type(),
-              "; for a mask in which 0 blocks use Mask::keep, for an added one Mask::add");
-  return Mask(std::move(term));
+  return Mask(
+      Term{Kind::block, given(Kind::block, "mask", mask, Numbers::bools,
+                              "; for a mask in which 0 blocks use Mask::keep, for an added one "
+                              "Mask::add")});
 }
 
 Mask Mask::add(const at::Tensor& mask) {
-  Term term = tensor_term(Kind::add, mask);
-  TORCH_CHECK(mask.is_floating_point(),
-              "Mask::add: expected a floating tensor (added to the scores), found ",
-              mask.scalar_type(),
-              "; for a mask that allows or blocks use Mask::keep or Mask::block");
-  return Mask(std::move(term));
+  return Mask(Term{Kind::add, given(Kind::add, "mask", mask, Numbers::floating,
+                                    "; for a mask that allows or blocks use Mask::keep or "
+                                    "Mask::block")});
 }
 
 Mask Mask::keep_keys(const at::Tensor& mask) {
-  return Mask(tensor_term(Kind::keep_keys, mask));
+  return Mask(
+      Term{Kind::keep_keys, given_flags(Kind::keep_keys, mask,
+                                        "; for a mask that is added, in which -inf blocks, use "
+                                        "Mask::add_keys")});
 }
 
 Mask Mask::block_keys(const at::Tensor& mask) {
-  Term term = tensor_term(Kind::block_keys, mask);
-  TORCH_CHECK(mask.scalar_type() == at::kBool,
-              "Mask::block_keys: expected a bool tensor (true is padding), found ",
-              mask.scalar_type(), "; for a mask in which 0 is padding use Mask::keep_keys");
-  return Mask(std::move(term));
+  return Mask(
+      Term{Kind::block_keys, given(Kind::block_keys, "mask", mask, Numbers::bools,
+                                   "; for a mask in which 0 is padding use Mask::keep_keys")});
+}
+
+Mask Mask::add_keys(const at::Tensor& mask) {
+  return Mask(
+      Term{Kind::add_keys, given(Kind::add_keys, "mask", mask, Numbers::floating,
+                                 "; for a mask in which 0 is padding use Mask::keep_keys")});
 }
 
 Mask Mask::lengths(const at::Tensor& lengths) {
-  Term term = tensor_term(Kind::lengths, lengths);
-  TORCH_CHECK(c10::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
-              "Mask::lengths: expected an integer tensor, found ", lengths.scalar_type());
-  return Mask(std::move(term));
+  return Mask(Term{Kind::lengths, given(Kind::lengths, "lengths", lengths, Numbers::integers)});
+}
+
+Mask Mask::real_queries(const at::Tensor& mask) {
+  return Mask(Term{Kind::real_queries, given_flags(Kind::real_queries, mask, "")});
+}
+
+Mask Mask::query_lengths(const at::Tensor& lengths) {
+  return Mask(Term{Kind::query_lengths,
+                   given(Kind::query_lengths, "lengths", lengths, Numbers::integers)});
 }
 
 Mask Mask::causal(Alignment alignment) {
+  check_alignment(Kind::causal, alignment);
   return Mask(Term{Kind::causal, {}, {}, -1, 0, alignment});
 }
 
 Mask Mask::causal(const at::Tensor& offsets) {
-  Term term = offset_term(Kind::causal, offsets);
-  term.right = 0;
-  return Mask(std::move(term));
+  return Mask(Term{
+      Kind::causal, given(Kind::causal, "offsets", offsets, Numbers::integers), {}, -1, 0});
 }
 
 Mask Mask::window(int64_t left, int64_t right, Alignment alignment) {
+  check_alignment(Kind::window, alignment);
   check_extents(left, right);
   return Mask(Term{Kind::window, {}, {}, left, right, alignment});
 }
 
 Mask Mask::window(int64_t left, int64_t right, const at::Tensor& offsets) {
   check_extents(left, right);
-  Term term = offset_term(Kind::window, offsets);
-  term.left = left;
-  term.right = right;
-  return Mask(std::move(term));
+  return Mask(Term{Kind::window,
+                   given(Kind::window, "offsets", offsets, Numbers::integers),
+                   {},
+                   left,
+                   right});
 }
 
 Mask Mask::documents(const at::Tensor& ids) {
-  check_integers(Kind::documents, "ids", ids);
-  return Mask(Term{Kind::documents, ids});
+  return Mask(Term{Kind::documents, given(Kind::documents, "ids", ids, Numbers::integers)});
 }
 
 Mask Mask::documents(const at::Tensor& query_ids, const at::Tensor& key_ids) {
-  check_integers(Kind::documents, "query_ids", query_ids);
-  check_integers(Kind::documents, "key_ids", key_ids);
-  return Mask(Term{Kind::documents, query_ids, key_ids});
+  return Mask(Term{Kind::documents,
+                   given(Kind::documents, "query_ids", query_ids, Numbers::integers),
+                   given(Kind::documents, "key_ids", key_ids, Numbers::integers)});
 }
 
 Mask Mask::documents_from_lengths(const at::Tensor& cumulative) {
-  check_integers(Kind::document_lengths, "cumulative", cumulative);
-  return Mask(Term{Kind::document_lengths, cumulative});
+  return Mask(Term{Kind::document_lengths,
+                   given(Kind::document_lengths, "cumulative", cumulative, Numbers::integers)});
 }
 
 Mask Mask::relative(const at::Tensor& table) {
-  Term term = tensor_term(Kind::relative, table);
-  check_floating(Kind::relative, table);
+  const auto found = given(Kind::relative, "table", table, Numbers::floating);
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  TORCH_CHECK(!table.detach().eq(-infinity).any().item<bool>(),
-              "Mask::relative: expected finite entries, found -inf; block pairs by another "
-              "mask, such as Mask::window");
-  return Mask(std::move(term));
+  TORCH_CHECK(found.is_meta() || !found.detach().eq(-infinity).any().item<bool>(),
+              "Mask::relative: table: expected finite entries, found -inf; block pairs by "
+              "another mask, such as Mask::window");
+  return Mask(Term{Kind::relative, found});
 }
 
 Mask Mask::alibi(const at::Tensor& slopes, Alignment alignment) {
-  Term term = tensor_term(Kind::alibi, slopes);
-  check_floating(Kind::alibi, slopes);
-  term.alignment = alignment;
-  return Mask(std::move(term));
+  check_alignment(Kind::alibi, alignment);
+  return Mask(Term{Kind::alibi,
+                   given(Kind::alibi, "slopes", slopes, Numbers::floating),
+                   {},
+                   -1,
+                   -1,
+                   alignment});
 }
 
 Mask Mask::alibi(const at::Tensor& slopes, const at::Tensor& offsets) {
-  Term term = tensor_term(Kind::alibi, slopes);
-  check_floating(Kind::alibi, slopes);
-  check_integers(Kind::alibi, "offsets", offsets);
-  term.second = offsets;
-  return Mask(std::move(term));
+  return Mask(Term{Kind::alibi, given(Kind::alibi, "slopes", slopes, Numbers::floating),
+                   given(Kind::alibi, "offsets", offsets, Numbers::integers)});
 }
 
 Mask operator&(const Mask& a, const Mask& b) {
@@ -216,7 +244,9 @@ std::ostream& operator<<(std::ostream& stream, const Mask& mask) {
 }
 
 at::Tensor alibi_slopes(int64_t num_heads) {
-  TORCH_CHECK(num_heads > 0, "alibi_slopes: num_heads: expected a positive number, found ",
+  constexpr int64_t most = int64_t{1} << 20;
+  TORCH_CHECK(num_heads > 0 && num_heads <= most,
+              "alibi_slopes: num_heads: expected a positive number up to 2^20, found ",
               num_heads);
   int64_t below = 1;  // the largest power of two that is not above num_heads
   while (below <= num_heads / 2) below *= 2;

@@ -32,23 +32,25 @@ int64_t tiles_of(const cpu::Kernels& kernels, const cpu::AttentionBackward& args
   return (args.queries + kernels.tile - 1) / kernels.tile;
 }
 
-// (N or 1, H or 1, L, S)
+// (N or 1, H or 1, L, S), also of terms in which one number stands for all queries or keys.
 at::Tensor pair_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward args,
                          const std::vector<at::Tensor>& terms) {
-  const auto sum = at::zeros(shape_of_sum(terms), at::kFloat);
+  auto sizes = shape_of_sum(terms);
+  sizes[2] = args.queries;
+  sizes[3] = args.mask.keys;
+  const auto sum = at::zeros(sizes, at::kFloat);
   args.grad_added = shared_rows(sum);
-  run_tasks(sum.size(0) * sum.size(1) * tiles_of(kernels, args), kernels.backward_scratch(args),
-            [&](int64_t i, float* scratch) {
-              kernels.backward_added(args, i, i + 1, scratch);
-            });
+  run_tasks(
+      sum.size(0) * sum.size(1) * tiles_of(kernels, args), kernels.backward_scratch(args),
+      [&](int64_t i, float* scratch) { kernels.backward_added(args, i, i + 1, scratch); });
   return sum;
 }
 
-// (N or 1, H or 1, 1, L + S - 1). The rows of a table lie over each other, each one place
-// before the one above, so that the tiles of one sum take turns. A few sums, as many whatever
-// the number of threads, are formed side by side.
-at::Tensor table_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward args,
-                          const std::vector<at::Tensor>& terms) {
+// (N or 1, H or 1, 1, S), or (.., L + S - 1) of tables. The rows of one sum lie over each
+// other, those of a table each one place before the one above, so that its tiles take turns. A
+// few sums, as many whatever the number of threads, are formed side by side.
+at::Tensor shared_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward args,
+                           const std::vector<at::Tensor>& terms, bool by_distance) {
   constexpr int64_t most = 8;
   const int64_t tiles = tiles_of(kernels, args), chunks = std::clamp<int64_t>(tiles, 1, most);
   auto sizes = shape_of_sum(terms);
@@ -59,8 +61,8 @@ at::Tensor table_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward ar
     const int64_t plane = i / chunks, chunk = i % chunks;
     auto part = args;
     part.grad_added = shared_rows(sums[chunk]);
-    part.grad_added.data += args.queries - 1;
-    part.grad_added.t = -1;
+    part.grad_added.data += by_distance ? args.queries - 1 : 0;
+    part.grad_added.t = by_distance ? -1 : 0;
     kernels.backward_added(part, plane * tiles + chunk * tiles / chunks,
                            plane * tiles + (chunk + 1) * tiles / chunks, scratch);
   });
@@ -69,14 +71,14 @@ at::Tensor table_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward ar
 
 }  // namespace
 
-std::vector<at::Tensor> mask_gradients(const cpu::Kernels& kernels,
-                                       cpu::AttentionBackward args, const ResolvedMask& mask) {
+std::vector<at::Tensor> mask_gradients(const cpu::Kernels& kernels, cpu::AttentionBackward args,
+                                       const ResolvedMask& mask) {
   std::vector<at::Tensor> gradients;
   for (const auto* list : added_lists(mask)) {
     at::Tensor sum;
     if (any_wants_gradient(*list)) {
       sum = list == &mask.add ? pair_gradient(kernels, args, *list)
-                              : table_gradient(kernels, args, *list);
+                              : shared_gradient(kernels, args, *list, list == &mask.relative);
     }
     for (const auto& term : *list) {
       gradients.push_back(term.requires_grad()

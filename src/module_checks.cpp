@@ -6,6 +6,9 @@
 #include <utility>
 
 #include "attention.h"
+#include "enum_check.h"
+#include "given_tensor.h"
+#include "message.h"
 #include "registered_members.h"
 #include "rotary.h"
 #include "torch_compat.h"
@@ -23,17 +26,6 @@ void check_positive(const char* name, int64_t size) {
 
 constexpr const char* dtypes = "float32, float64, bfloat16 or float16";
 
-bool is_computed(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 ||
-         dtype == at::kHalf;
-}
-
-void check_has_memory(const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK(!tensor.is_meta(), "MultiHeadAttention: ", name,
-              ": expected a tensor with memory, found one of ", tensor.sizes(),
-              " on meta, which has a shape alone");
-}
-
 // Checks one input against its projection, whose width is `width`.
 void check_input(const char* name, const at::Tensor& tensor, int64_t width,
                  const torch::nn::LinearImpl& projection) {
@@ -41,17 +33,18 @@ void check_input(const char* name, const at::Tensor& tensor, int64_t width,
               ": expected a tensor, found an undefined one; leave out both key "
               "and value for "
               "self-attention");
+  const at::Tensor& weight = projection.weight;
+  TORCH_CHECK(tensor.scalar_type() == weight.scalar_type() ||
+                  (is_floating_dtype(tensor.scalar_type()) &&
+                   torch_compat::autocast_enabled(tensor.device().type())),
+              "MultiHeadAttention: ", name, ": expected the dtype of the parameters, ",
+              weight.scalar_type(), ", found ", tensor.scalar_type());
+  given_tensor({"MultiHeadAttention", name}, tensor, Numbers::floating, Memory::or_meta);
   TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, "MultiHeadAttention: ", name,
               ": expected 3 dimensions, or 2 without a batch, found ", tensor.dim(), " in ",
               tensor.sizes());
   TORCH_CHECK(tensor.size(-1) == width, "MultiHeadAttention: ", name, ": expected width ",
               width, " in the last dimension, found ", tensor.size(-1), " in ", tensor.sizes());
-  const at::Tensor& weight = projection.weight;
-  TORCH_CHECK(tensor.scalar_type() == weight.scalar_type() ||
-                  (tensor.is_floating_point() &&
-                   torch_compat::autocast_enabled(tensor.device().type())),
-              "MultiHeadAttention: ", name, ": expected the dtype of the parameters, ",
-              weight.scalar_type(), ", found ", tensor.scalar_type());
   TORCH_CHECK(tensor.device() == weight.device(), "MultiHeadAttention: ", name,
               ": expected the device of the parameters, ", weight.device(), ", found ",
               tensor.device());
@@ -110,12 +103,19 @@ void check_options(const MultiHeadAttentionOptions& options) {
       std::isfinite(options.qk_norm_eps()) && options.qk_norm_eps() > 0,
       "MultiHeadAttentionOptions: qk_norm_eps: expected a finite number above 0, found ",
       options.qk_norm_eps());
+  const char* subject = "MultiHeadAttentionOptions";
+  check_enum({subject, "qk_norm"}, options.qk_norm(), QKNorm::layer, "none, rms or layer");
+  check_enum({subject, "output_gate"}, options.output_gate(), OutputGate::elementwise,
+             "none, per_head or elementwise");
+  check_enum({subject, "weights"}, options.weights(), Weights::per_head,
+             "none, averaged or per_head");
   TORCH_CHECK(!options.qk_norm_bias() || options.qk_norm() == QKNorm::layer,
               "MultiHeadAttentionOptions: qk_norm_bias: expected qk_norm to be layer, found ",
               options.qk_norm());
-  TORCH_CHECK(!options.dtype() || is_computed(*options.dtype()),
-              "MultiHeadAttentionOptions: dtype: expected a floating dtype, ", dtypes,
-              ", found ", options.dtype().value_or(at::kFloat));
+  TORCH_CHECK(!options.dtype() || is_floating_dtype(*options.dtype()),
+              "MultiHeadAttentionOptions: dtype: expected a floating dtype (float32, float64, "
+              "bfloat16 or float16), found ",
+              options.dtype().value_or(at::kFloat));
 }
 
 namespace {
@@ -136,11 +136,11 @@ void check_types(const MultiHeadAttentionImpl& module) {
                          like_first(module.bias_v) && like_first(module.sinks) &&
                          like_first(module.q_norm) && like_first(module.k_norm) &&
                          like_first(module.q_norm_bias) && like_first(module.k_norm_bias);
-  if (all_alike && is_computed(first.scalar_type())) return;
+  if (all_alike && is_floating_dtype(first.scalar_type())) return;
   const auto check = [&](const char* name, const at::Tensor& parameter, bool of_layer) {
     if (!parameter.defined()) return;
     const auto dtype = parameter.scalar_type();
-    TORCH_CHECK(is_computed(dtype), "MultiHeadAttention: ", name, ": expected ", dtypes,
+    TORCH_CHECK(is_floating_dtype(dtype), "MultiHeadAttention: ", name, ": expected ", dtypes,
                 ", found ", dtype);
     TORCH_CHECK(!of_layer || dtype == first.scalar_type(), "MultiHeadAttention: ", name,
                 ": expected the dtype of W_q.weight, ", first.scalar_type(), ", found ", dtype);
@@ -179,7 +179,7 @@ void check_module(const MultiHeadAttentionImpl& module) {
     TORCH_CHECK(parameter.defined() && parameter.sizes() == shape, "MultiHeadAttention: ", name,
                 ": expected shape ", shape, " by the options (d_model ", d_model,
                 ", num_heads ", heads, ", num_kv_heads ", module.num_kv_heads(), ", head_dim ",
-                d, "), found ", parameter.defined() ? c10::str(parameter.sizes()) : "none",
+                d, "), found ", parameter.defined() ? message(parameter.sizes()) : "none",
                 "; sizes are for the constructor to set");
   };
   const auto check_if = [&](bool wanted, const char* name, const at::Tensor& parameter,
@@ -223,7 +223,7 @@ void check_module(const MultiHeadAttentionImpl& module) {
 
 InputSizes check_query(const MultiHeadAttentionImpl& module, const at::Tensor& query) {
   check_input("query", query, module.options.d_model(), *module.W_q);
-  check_has_memory("query", query);
+  check_memory({"MultiHeadAttention", "query"}, query);
   if (query.dim() == 2) return {1, query.size(0), 0};
   const bool batch_first = module.options.batch_first();
   return {query.size(batch_first ? 0 : 1), query.size(batch_first ? 1 : 0), 0};
@@ -237,7 +237,7 @@ void check_keys(const MultiHeadAttentionImpl& module, const at::Tensor& key,
   TORCH_CHECK(value.sizes().slice(0, value.dim() - 1) == key.sizes().slice(0, key.dim() - 1),
               "MultiHeadAttention: value: expected the batch size and length of key ",
               key.sizes(), ", found ", value.sizes());
-  check_has_memory("key", key);
+  check_memory({"MultiHeadAttention", "key"}, key);
 }
 
 InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,
@@ -268,7 +268,7 @@ InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& 
               "MultiHeadAttention: value: expected the length of key, ", key.size(length_dim),
               ", found ", value.size(length_dim), " (", layout, "; key ", key.sizes(),
               ", value ", value.sizes(), ")");
-  check_has_memory("query", query);
+  check_memory({"MultiHeadAttention", "query"}, query);
   return {batched ? query.size(batch_dim) : 1, query.size(length_dim), key.size(length_dim)};
 }
 

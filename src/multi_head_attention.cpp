@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "attention_map_state.h"
 #include "cached_call.h"
+#include "given_tensor.h"
 #include "head_factors.h"
 #include "head_positions.h"
 #include "head_projections.h"
@@ -47,7 +48,8 @@ torch::nn::Linear undrawn_linear(int64_t in, int64_t out, bool bias,
 }
 
 // (N, T, E), whatever the layout.
-at::Tensor batch_first_view(const at::Tensor& tensor, bool batch_first) {
+at::Tensor tokens_of(const at::Tensor& given, bool batch_first) {
+  const auto tensor = detail::without_lazy_bits(given);
   if (tensor.dim() == 2) return tensor.unsqueeze(0);
   return batch_first ? tensor : tensor.transpose(0, 1);
 }
@@ -165,14 +167,14 @@ KVCache MultiHeadAttentionImpl::project_keys(const at::Tensor& key, const at::Te
   KVCache cache(cache_options);
   const at::Tensor& given_value = value.defined() ? value : key;
   detail::check_keys(*this, key, given_value);
-  detail::Tokens tokens{{}, batch_first_view(key, options.batch_first()), {}, {}};
+  detail::Tokens tokens{{}, tokens_of(key, options.batch_first()), {}, {}};
   if (options.rotary()) {
     tokens.positions = {at::arange(0), at::arange(tokens.key.size(1))};
   }
   tokens.query = no_tokens(tokens.key, *W_q);
   tokens.value = given_value.is_same(key)
                      ? tokens.key
-                     : batch_first_view(given_value, options.batch_first());
+                     : tokens_of(given_value, options.batch_first());
   const auto heads = detail::project_heads(*this, *packed_weights_, tokens,
                                            /*heads_are_passing=*/true);
   const auto dtype =
@@ -202,12 +204,12 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
 
   detail::check_head_mask(call.head_mask(), sizes.batch, options.num_heads());
 
-  detail::Tokens tokens{batch_first_view(query, options.batch_first()), {}, {}, {}};
+  detail::Tokens tokens{tokens_of(query, options.batch_first()), {}, {}, {}};
   tokens.key = given_key.is_same(query) ? tokens.query
-                                        : batch_first_view(given_key, options.batch_first());
+                                        : tokens_of(given_key, options.batch_first());
   tokens.value = given_value.is_same(given_key)
                      ? tokens.key
-                     : batch_first_view(given_value, options.batch_first());
+                     : tokens_of(given_value, options.batch_first());
   if (call.memory()) {
     // Projected already.
     tokens.key = no_tokens(tokens.query, *W_k);

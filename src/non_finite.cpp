@@ -20,6 +20,15 @@ std::vector<int64_t> marked_rows(const at::Tensor& marks) {
   return {indices.data_ptr<int64_t>(), indices.data_ptr<int64_t>() + indices.numel()};
 }
 
+namespace {
+
+// (N or 1, H or 1, L or 1): what a tensor says of key j; a size of 1 stands for all keys.
+at::Tensor column(const at::Tensor& tensor, int64_t j) {
+  return tensor.select(3, tensor.size(3) == 1 ? 0 : j);
+}
+
+}  // namespace
+
 at::Tensor open_column(const ResolvedMask& mask, int64_t j, at::Device device) {
   auto open = at::ones({1, 1, 1}, at::TensorOptions().dtype(at::kBool).device(device));
   if (j >= mask.keys) return open;  // an extra key
@@ -43,16 +52,18 @@ at::Tensor open_column(const ResolvedMask& mask, int64_t j, at::Device device) {
   for (const auto& block : mask.block_keys) {
     open = open.logical_and(block.select(3, j).logical_not());
   }
-  for (const auto& keep : mask.keep) open = open.logical_and(keep.select(3, j).ne(0));
-  for (const auto& block : mask.block)
-    open = open.logical_and(block.select(3, j).logical_not());
+  for (const auto& keep : mask.keep) open = open.logical_and(column(keep, j).ne(0));
+  for (const auto& block : mask.block) {
+    open = open.logical_and(column(block, j).logical_not());
+  }
   for (size_t i = 0; i < mask.key_documents.size(); ++i) {
     const auto document = mask.key_documents[i].narrow(1, j, 1);
     open = open.logical_and(mask.query_documents[i].eq(document).unsqueeze(1));
   }
-  for (const auto& term : mask.add) {
-    const auto values = term.detach().select(3, j);
-    open = open.logical_and(values.ne(-infinity));
+  for (const auto* list : {&mask.add, &mask.add_keys}) {
+    for (const auto& term : *list) {
+      open = open.logical_and(column(term.detach(), j).ne(-infinity));
+    }
   }
   return open;
 }

@@ -2,8 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
@@ -14,8 +14,11 @@
 #include <limits>
 #include <optional>
 
+#include "attention_path.h"
 #include "cpu_kernels.h"
+#include "finite.h"
 #include "non_finite.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -35,6 +38,49 @@ at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
   return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
 }
 
+double lowest_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::lowest()
+                              : std::numeric_limits<float>::lowest();
+}
+
+// scale * query . key in a wider range than the dtype's, held within the dtype's.
+at::Tensor held_in_wider_range(const at::Tensor& query, const at::Tensor& key, double scale) {
+  const double highest = -lowest_of(query.scalar_type());
+  if (query.scalar_type() != at::kDouble) {
+    const auto scores =
+        grouped_matmul(query.to(at::kDouble), key.to(at::kDouble).transpose(-2, -1)) * scale;
+    return scores.clamp(-highest, highest).to(query.scalar_type());
+  }
+  constexpr double down = 0x1p-520;
+  const auto scores = grouped_matmul(query * down, (key * down).transpose(-2, -1)) * scale;
+  const double limit = highest * down * down;
+  return scores.clamp(-limit, limit) / down / down;
+}
+
+// scale * query . key, held within the dtype's range whatever the sum came to on its way: what
+// is infinite or NaN is formed again.
+at::Tensor held_scores(const at::Tensor& query, const at::Tensor& key, double scale) {
+  const auto scores = grouped_matmul(query * scale, key.transpose(-2, -1));
+  if (!may_branch_on_numbers(scores)) {
+    const double highest = -lowest_of(scores.scalar_type());
+    return scores.clamp(-highest, highest);
+  }
+  if (!may_be_non_finite(scores)) return scores;
+  return at::where(at::isfinite(scores), scores, held_in_wider_range(query, key, scale));
+}
+
+// weights . value. An infinite value makes what it is added to infinite, though its weight may
+// have underflowed to 0.
+at::Tensor weighted_sum(const at::Tensor& weights, const at::Tensor& value) {
+  const auto sum = grouped_matmul(weights, value);
+  if (!may_branch_on_numbers(value) || !may_be_non_finite(value)) return sum;
+  const auto finite = at::isfinite(value.detach());
+  const auto given = value.detach().masked_fill(finite, 0).sum(2, /*keepdim=*/true);
+  const auto added = expand_heads(given, weights.size(1));
+  const auto with = grouped_matmul(weights, value.masked_fill(finite.logical_not(), 0)) + added;
+  return at::where(at::isfinite(added), sum, with);
+}
+
 // The two products where some pairs are blocked. Zeroes the queries that see nothing and the
 // keys and values that nobody sees.
 //
@@ -45,8 +91,9 @@ at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
 class GuardedProducts {
  public:
   GuardedProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                  const at::Tensor& allowed)
-      : allowed_(allowed.expand({query.size(0), query.size(1), query.size(2), key.size(2)})) {
+                  const at::Tensor& allowed, double scale)
+      : scale_(scale),
+        allowed_(allowed.expand({query.size(0), query.size(1), query.size(2), key.size(2)})) {
     const int64_t n = key.size(0), kv_heads = key.size(1), s = key.size(2);
     const auto row_sees = allowed_.any(-1);
     const auto key_seen =
@@ -61,20 +108,20 @@ class GuardedProducts {
 
   at::Tensor scores() const {
     const int64_t heads = query_.size(1);
-    auto scores = grouped_matmul(finite_rows(query_), finite_rows(key_).transpose(-2, -1));
+    auto scores = held_scores(finite_rows(query_), finite_rows(key_), scale_);
     for (const int64_t j : marked_rows(poison_keys_)) {
       const auto open = allowed_.select(3, j).unsqueeze(-1);
       const auto key = expand_heads(key_.narrow(2, j, 1), heads);
       const auto pairs = pick(open, query_) * pick(open, key);
       const auto here = poison_keys_.select(2, j).unsqueeze(-1);
-      scores = replace(scores, 3, j, at::where(here, pairs.sum(-1), scores.select(3, j)));
+      scores = replace(scores, 3, j, at::where(here, sum_of(pairs), scores.select(3, j)));
     }
     for (const int64_t i : marked_rows(poison_queries_)) {
       const auto open = allowed_.select(2, i).unsqueeze(-1);
       const auto pairs =
           pick(open, query_.narrow(2, i, 1)) * pick(open, expand_heads(key_, heads));
       const auto here = poison_queries_.select(2, i).unsqueeze(-1);
-      scores = replace(scores, 2, i, at::where(here, pairs.sum(-1), scores.select(2, i)));
+      scores = replace(scores, 2, i, at::where(here, sum_of(pairs), scores.select(2, i)));
     }
     return scores;
   }
@@ -84,13 +131,21 @@ class GuardedProducts {
     for (const int64_t j : marked_rows(poison_values_)) {
       const auto here = poison_values_.select(2, j).unsqueeze(-1);
       const auto open = allowed_.select(3, j).logical_and(here).unsqueeze(-1);
-      const auto value = expand_heads(value_.narrow(2, j, 1), query_.size(1));
-      output = output + weights.narrow(3, j, 1) * pick(open, value);
+      const auto value = pick(open, expand_heads(value_.narrow(2, j, 1), query_.size(1)));
+      const auto weight = weights.narrow(3, j, 1);
+      // An infinite value is seen, though its weight may have underflowed.
+      const auto drowned = weight.eq(0).logical_and(value.isinf());
+      output = output + weight * value.masked_fill(drowned, 0) +
+               value.detach().masked_fill(drowned.logical_not(), 0);
     }
     return output;
   }
 
  private:
+  at::Tensor sum_of(const at::Tensor& products) const {
+    const double highest = -lowest_of(products.scalar_type());
+    return (products.sum(-1) * scale_).clamp(-highest, highest);
+  }
   // `tensor` where open, 0 elsewhere, without a gradient there.
   static at::Tensor pick(const at::Tensor& open, const at::Tensor& tensor) {
     return tensor.masked_fill(open.logical_not(), 0);
@@ -102,14 +157,10 @@ class GuardedProducts {
     return copy;
   }
 
+  double scale_;
   at::Tensor allowed_, query_, key_, value_;
   at::Tensor poison_queries_, poison_keys_, poison_values_;  // (N, H, T): rows not finite
 };
-
-double lowest_of(at::ScalarType dtype) {
-  return dtype == at::kDouble ? std::numeric_limits<double>::lowest()
-                              : std::numeric_limits<float>::lowest();
-}
 
 // softmax over scores and a sink in each row, without the sink's own weight. Rows without keys,
 // if `dead_rows` are defined, have one of 0, which gets no gradient.
@@ -148,10 +199,10 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed,
 // kernels, so that the paths agree for a seed.
 at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call) {
   if (call.dropout == 1.0) return at::zeros_like(weights.detach());
-  if (!weights.device().is_cpu()) {
+  if (!weights.device().is_cpu() || is_tracing()) {
     return at::empty_like(weights.detach()).bernoulli_(1 - call.dropout).div_(1 - call.dropout);
   }
-  const auto kept = at::empty(weights.sizes(), at::kFloat);
+  const auto kept = uncomputed(weights.sizes(), at::kFloat);
   const int64_t keys = weights.size(-1);
   if (kept.numel() > 0) {
     cpu_kernels().dropout_factors(call.dropout_seed, 0, kept.numel() / keys, keys,
@@ -175,14 +226,22 @@ MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
                            const Scoring& scoring) {
   const auto [allowed, added] = densify(mask, query.scalar_type(), query.device());
   MaskedScores result{{}, allowed, {}};
-  if (allowed.defined()) result.guarded.emplace(query * scoring.scale, key, value, allowed);
+  if (allowed.defined()) result.guarded.emplace(query, key, value, allowed, scoring.scale);
   auto& scores = result.scores;
   scores = result.guarded ? result.guarded->scores()
-                          : grouped_matmul(query * scoring.scale, key.transpose(-2, -1));
+                          : held_scores(query, key, scoring.scale);
+  if (scoring.softcap > 0 && allowed.defined()) {
+    // The slope of a blocked score that overflowed to NaN is NaN, and 0 times it too.
+    scores = scores.masked_fill(allowed.logical_not(), 0);
+  }
   if (scoring.softcap > 0) scores = at::tanh(scores / scoring.softcap) * scoring.softcap;
   if (added.defined()) {
-    // Clamped, since the sum of two large finite terms must not become a block.
-    scores = (scores + added).clamp_min(lowest_of(query.scalar_type()));
+    // Held, since the sum of two large finite terms must neither become a block nor NaN.
+    // No gradient flows through one that is.
+    const double lowest = lowest_of(query.scalar_type());
+    const auto sums = scores + added;
+    const auto held = sums.detach().clamp(lowest, -lowest);
+    scores = at::where(held.abs().eq(-lowest), held, sums);
   }
   return result;
 }
@@ -201,7 +260,7 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
       query.to(dtype).contiguous(), key.to(dtype).contiguous(), v, mask, call.scoring);
   const auto weights = masked_softmax(scores, allowed, call.scoring.sinks);
   const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call) : weights;
-  const auto output = guarded ? guarded->output(used) : grouped_matmul(used, v);
+  const auto output = guarded ? guarded->output(used) : weighted_sum(used, v);
 
   const auto& returned = call.weights_after_dropout ? used : weights;
   switch (call.weights) {

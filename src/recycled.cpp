@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "uncomputed.h"
+
 namespace mha::detail {
 namespace {
 
@@ -32,7 +34,7 @@ void keep(const c10::Storage& storage) {
 
 at::Tensor recycled(at::IntArrayRef sizes) {
   const size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * sizeof(float);
-  if (bytes < smallest_kept || bytes > most_kept) return at::empty(sizes, at::kFloat);
+  if (bytes < smallest_kept || bytes > most_kept) return uncomputed(sizes, at::kFloat);
   auto& kept = kept_storages();
   const auto fits = [&](const c10::Storage& storage) {
     return storage.use_count() == 1 && storage.nbytes() >= bytes &&
@@ -40,7 +42,7 @@ at::Tensor recycled(at::IntArrayRef sizes) {
   };
   const auto found = std::find_if(kept.begin(), kept.end(), fits);
   if (found == kept.end()) {
-    auto fresh = at::empty(sizes, at::kFloat);
+    auto fresh = uncomputed(sizes, at::kFloat);
     keep(fresh.storage());
     return fresh;
   }
@@ -48,6 +50,7 @@ at::Tensor recycled(at::IntArrayRef sizes) {
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(*found);
   impl->set_sizes_contiguous(sizes);
+  poison(tensor.data_ptr<float>(), tensor.numel());
   return tensor;
 }
 

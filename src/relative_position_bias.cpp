@@ -13,6 +13,9 @@
 #include <ostream>
 
 #include "archive.h"
+#include "enum_check.h"
+#include "given_tensor.h"
+#include "message.h"
 #include "registered_members.h"
 
 namespace mha {
@@ -51,7 +54,7 @@ void check_bias_module(const RelativePositionBiasImpl& module) {
                   table.size(1) == options.num_heads(),
               "RelativePositionBias: weight: expected shape (num_buckets, H) = (",
               options.num_buckets(), ", ", options.num_heads(), "), found ",
-              table.defined() ? c10::str(table.sizes()) : "none");
+              table.defined() ? detail::message(table.sizes()) : "none");
   detail::check_registered("RelativePositionBias", module, "weight", table);
 }
 
@@ -101,11 +104,10 @@ void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
 // In float32, step by step as the published code, so that a distance at the edge of two buckets
 // falls into the same one.
 at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_positions) const {
-  TORCH_CHECK(c10::isIntegralType(relative_positions.scalar_type(), /*includeBool=*/false),
-              "RelativePositionBias: relative_positions: expected an integer tensor, found ",
-              relative_positions.scalar_type());
+  const auto given = detail::given_tensor({"RelativePositionBias", "relative_positions"},
+                                          relative_positions, detail::Numbers::integers);
   const int64_t side = buckets_of_side(options), exact = exact_buckets(options);
-  const auto position = relative_positions.to(at::kLong);
+  const auto position = given.to(at::kLong);
   const auto distance = options.bidirectional() ? position.abs() : position.clamp_max(0).neg();
   const double scale =
       std::log(static_cast<double>(options.max_distance()) / static_cast<double>(exact));
@@ -123,6 +125,8 @@ Mask RelativePositionBiasImpl::forward(int64_t queries, int64_t keys,
   TORCH_CHECK(queries >= 0 && keys >= 0,
               "RelativePositionBias: expected sizes >= 0, found queries = ", queries,
               ", keys = ", keys);
+  detail::check_enum({"RelativePositionBias", "alignment"}, alignment,
+                     Mask::Alignment::top_left, "bottom_right or top_left");
   const int64_t shift = alignment == Mask::Alignment::bottom_right ? keys - queries : 0;
   const int64_t count = std::max<int64_t>(queries + keys - 1, 0);
   const auto position =

@@ -4,68 +4,18 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
+#include "mask_views.h"
+
 namespace mha::detail {
 namespace {
 
 using Kind = Mask::Term::Kind;
-
-// The (N or 1, H or 1, L, S) view of a mask tensor.
-at::Tensor pair_view(const char* name, const at::Tensor& tensor, const AttentionSizes& sizes) {
-  const int64_t n = sizes.batch, h = sizes.heads, l = sizes.queries, s = sizes.keys;
-  const int64_t dims = tensor.dim();
-  const bool last_two_fit = dims >= 2 && tensor.size(-2) == l && tensor.size(-1) == s;
-  if (last_two_fit && dims == 2) return tensor.view({1, 1, l, s});
-  if (last_two_fit && dims == 3) {
-    if (tensor.size(0) == n) return tensor.unsqueeze(1);
-    if (tensor.size(0) == n * h) return tensor.unflatten(0, {n, h});
-  }
-  if (last_two_fit && dims == 4) {
-    const bool batch_fits = tensor.size(0) == n || tensor.size(0) == 1;
-    const bool heads_fit = tensor.size(1) == h || tensor.size(1) == 1;
-    if (batch_fits && heads_fit) return tensor;
-  }
-  // Leading dimensions of the functional form, given as they are.
-  const auto leading = static_cast<int64_t>(sizes.leading.size());
-  if (last_two_fit && leading > 1 && dims == leading + 3 &&
-      tensor.sizes().slice(0, leading) == sizes.leading &&
-      (tensor.size(-3) == h || tensor.size(-3) == 1)) {
-    return tensor.flatten(0, leading - 1);
-  }
-  TORCH_CHECK(false, "Mask::", name, ": expected shape (L, S) = (", l, ", ", s,
-              "), (N, L, S) = (", n, ", ", l, ", ", s, "), (N*H, L, S) = (", n * h, ", ", l,
-              ", ", s, ") or (N or 1, H or 1, L, S) = (", n, " or 1, ", h, " or 1, ", l, ", ",
-              s, "), found ", tensor.sizes(),
-              "; expand() a mask that should broadcast in other ways, it costs no memory");
-}
-
-// The (N or 1, 1, 1, S) view of a key mask.
-at::Tensor key_view(const char* name, const at::Tensor& tensor, const AttentionSizes& sizes) {
-  const bool fits = tensor.dim() >= 1 && tensor.dim() <= 2 && tensor.size(-1) == sizes.keys &&
-                    (tensor.dim() == 1 || tensor.size(0) == sizes.batch);
-  TORCH_CHECK(fits, "Mask::", name, ": expected shape (N, S) = (", sizes.batch, ", ",
-              sizes.keys, ") or (S) = (", sizes.keys, "), found ", tensor.sizes());
-  return tensor.dim() == 1 ? tensor.view({1, 1, 1, sizes.keys})
-                           : tensor.unsqueeze(1).unsqueeze(1);
-}
-
-at::Tensor checked_lengths(const at::Tensor& lengths, const AttentionSizes& sizes) {
-  TORCH_CHECK(lengths.dim() == 1 && lengths.size(0) == sizes.batch,
-              "Mask::lengths: expected shape (N) = (", sizes.batch, "), found ",
-              lengths.sizes());
-  if (lengths.numel() > 0) {
-    const auto shortest = lengths.min().item<int64_t>(),
-               longest = lengths.max().item<int64_t>();
-    TORCH_CHECK(shortest >= 0 && longest <= sizes.keys,
-                "Mask::lengths: expected lengths from 0 to S = ", sizes.keys, ", found ",
-                shortest < 0 ? shortest : longest);
-  }
-  return lengths;
-}
 
 Band band_of(const Mask::Term& term, const AttentionSizes& sizes) {
   const int64_t shift =
@@ -100,16 +50,6 @@ void add_offset_band(const Mask::Term& term, const AttentionSizes& sizes,
   if (term.right >= 0) resolved.highs.push_back(offsets + std::min(term.right, Band::open / 2));
 }
 
-// (N or 1, T) ids of queries or keys.
-at::Tensor document_view(const char* argument, const at::Tensor& ids, int64_t batch,
-                         int64_t places) {
-  const bool fits = ids.dim() >= 1 && ids.dim() <= 2 && ids.size(-1) == places &&
-                    (ids.dim() == 1 || ids.size(0) == batch);
-  TORCH_CHECK(fits, "Mask::documents: ", argument, ": expected shape (", places, ") or (N, ",
-              places, ") = (", batch, ", ", places, "), found ", ids.sizes());
-  return ids.dim() == 1 ? ids.unsqueeze(0) : ids;
-}
-
 void check_square(const char* name, const AttentionSizes& sizes) {
   TORCH_CHECK(
       sizes.queries == sizes.keys, "Mask::", name,
@@ -139,14 +79,46 @@ void add_documents(const Mask::Term& term, const AttentionSizes& sizes,
   if (term.kind == Kind::document_lengths) {
     queries = keys = documents_of(term.tensor, sizes);
   } else if (term.second.defined()) {
-    queries = document_view("query_ids", term.tensor, sizes.batch, sizes.queries);
-    keys = document_view("key_ids", term.second, sizes.batch, sizes.keys);
+    queries = place_view("Mask::documents", "query_ids", "L", term.tensor, sizes.batch,
+                         sizes.queries);
+    keys = place_view("Mask::documents", "key_ids", "S", term.second, sizes.batch, sizes.keys);
   } else {
     check_square("documents", sizes);
-    queries = keys = document_view("ids", term.tensor, sizes.batch, sizes.keys);
+    queries = keys =
+        place_view("Mask::documents", "ids", "S", term.tensor, sizes.batch, sizes.keys);
   }
   resolved.query_documents.push_back(queries);
   resolved.key_documents.push_back(keys);
+}
+
+// `real` (N or 1, L) bool: the other queries are of a document without keys.
+void add_real_queries(const at::Tensor& real, const AttentionSizes& sizes,
+                      ResolvedMask& resolved) {
+  resolved.query_documents.push_back(real.to(at::kLong));
+  resolved.key_documents.push_back(at::ones({1, sizes.keys}, real.options().dtype(at::kLong)));
+}
+
+// (N, L): the queries before each sample's length.
+at::Tensor before_lengths(const at::Tensor& given, const AttentionSizes& sizes) {
+  const auto lengths =
+      checked_lengths("Mask::query_lengths", "L", given, sizes.batch, sizes.queries);
+  return at::arange(sizes.queries, given.options().dtype(at::kLong)).lt(lengths.unsqueeze(1));
+}
+
+// Sorts flags of pairs by what they really speak of: those that all queries share are flags of
+// keys, and those that all keys share are flags of queries.
+void add_flags(const at::Tensor& flags, bool blocks, const AttentionSizes& sizes,
+               ResolvedMask& resolved) {
+  const bool one_head = flags.size(1) == 1;
+  if (one_head && flags.size(2) == 1) {
+    auto& keys = blocks ? resolved.block_keys : resolved.keep_keys;
+    keys.push_back(flags.expand({-1, -1, -1, sizes.keys}));
+  } else if (one_head && flags.size(3) == 1 && sizes.keys > 1) {
+    const auto rows = flags.squeeze(3).squeeze(1);
+    add_real_queries(blocks ? rows.logical_not() : rows.ne(0), sizes, resolved);
+  } else {
+    (blocks ? resolved.block : resolved.keep).push_back(flags);
+  }
 }
 
 // Distances key - query from -(L - 1) to S - 1.
@@ -243,22 +215,38 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
     }
     switch (term.kind) {
       case Kind::keep:
-        resolved.keep.push_back(pair_view("keep", term.tensor, sizes));
+        add_flags(pair_view("Mask::keep", term.tensor, sizes), false, sizes, resolved);
         break;
       case Kind::block:
-        resolved.block.push_back(pair_view("block", term.tensor, sizes));
+        add_flags(pair_view("Mask::block", term.tensor, sizes), true, sizes, resolved);
         break;
-      case Kind::add:
-        resolved.add.push_back(pair_view("add", term.tensor, sizes));
+      case Kind::add: {
+        const auto pairs = pair_view("Mask::add", term.tensor, sizes);
+        const bool of_keys = pairs.size(2) == 1 && pairs.size(3) == sizes.keys;
+        (of_keys ? resolved.add_keys : resolved.add).push_back(pairs);
+        break;
+      }
+      case Kind::add_keys:
+        resolved.add_keys.push_back(key_view("Mask::add_keys", term.tensor, sizes, true));
         break;
       case Kind::keep_keys:
-        resolved.keep_keys.push_back(key_view("keep_keys", term.tensor, sizes));
+        resolved.keep_keys.push_back(key_view("Mask::keep_keys", term.tensor, sizes));
         break;
       case Kind::block_keys:
-        resolved.block_keys.push_back(key_view("block_keys", term.tensor, sizes));
+        resolved.block_keys.push_back(key_view("Mask::block_keys", term.tensor, sizes));
         break;
       case Kind::lengths:
-        resolved.lengths.push_back(checked_lengths(term.tensor, sizes));
+        resolved.lengths.push_back(
+            checked_lengths("Mask::lengths", "S", term.tensor, sizes.batch, sizes.keys));
+        break;
+      case Kind::real_queries: {
+        const auto flags = place_view("Mask::real_queries", "mask", "L", term.tensor,
+                                      sizes.batch, sizes.queries);
+        add_real_queries(flags.ne(0), sizes, resolved);
+        break;
+      }
+      case Kind::query_lengths:
+        add_real_queries(before_lengths(term.tensor, sizes), sizes, resolved);
         break;
       case Kind::causal:
       case Kind::window: {
@@ -325,14 +313,16 @@ DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device dev
   const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
                                              : std::numeric_limits<float>::lowest();
   const auto add_values = [&, dtype](at::Tensor values) {
-    if (values.scalar_type() == at::kDouble) values = values.clamp_min(lowest);
+    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(dtype);
-    added = added.defined() ? (added + values).clamp_min(lowest) : values;
+    added = added.defined() ? (added + values).clamp(lowest, -lowest) : values;
   };
-  for (const auto& term : mask.add) {
-    const auto is_block = term.detach().eq(-infinity);
-    allowed = and_if_defined(allowed, is_block.logical_not());
-    add_values(term.masked_fill(is_block, 0));
+  for (const auto* list : {&mask.add, &mask.add_keys}) {
+    for (const auto& term : *list) {
+      const auto is_block = term.detach().eq(-infinity);
+      allowed = and_if_defined(allowed, is_block.logical_not());
+      add_values(term.masked_fill(is_block, 0));
+    }
   }
   for (const auto& term : mask.relative) {
     if (mask.queries == 0 || mask.keys == 0) break;
@@ -340,8 +330,12 @@ DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device dev
     add_values(term.unfold(3, mask.keys, 1).squeeze(2).flip(2));
   }
   if (mask.extra_keys > 0) {
-    if (allowed.defined()) allowed = at::constant_pad_nd(allowed, {0, mask.extra_keys}, 1);
-    if (added.defined()) added = at::constant_pad_nd(added, {0, mask.extra_keys}, 0);
+    const auto padded = [&](const at::Tensor& tensor, double value) {
+      return at::constant_pad_nd(tensor.expand({-1, -1, -1, mask.keys}), {0, mask.extra_keys},
+                                 value);
+    };
+    if (allowed.defined()) allowed = padded(allowed, 1);
+    if (added.defined()) added = padded(added, 0);
   }
   return {allowed, added};
 }

@@ -40,14 +40,15 @@ struct ResolvedMask {
   /// (N) int64, where the sample's first query stands, as `AttentionSizes::offsets`.
   at::Tensor offsets = {};
   Band band;
-  std::vector<at::Tensor> lows;        // (N) int64, the lower edge of a sample's band
-  std::vector<at::Tensor> highs;       // (N) int64, the upper edge
-  std::vector<at::Tensor> lengths;     // (N) integers
-  std::vector<at::Tensor> keep_keys;   // (N or 1, 1, 1, S), 0 blocks
-  std::vector<at::Tensor> block_keys;  // (N or 1, 1, 1, S), true blocks
-  std::vector<at::Tensor> keep;        // (N or 1, H or 1, L, S), 0 blocks
-  std::vector<at::Tensor> block;       // (N or 1, H or 1, L, S), true blocks
-  std::vector<at::Tensor> add;         // (N or 1, H or 1, L, S), -inf blocks
+  std::vector<at::Tensor> lows;             // (N) int64, the lower edge of a sample's band
+  std::vector<at::Tensor> highs;            // (N) int64, the upper edge
+  std::vector<at::Tensor> lengths;          // (N) integers
+  std::vector<at::Tensor> keep_keys;        // (N or 1, 1, 1, S), 0 blocks
+  std::vector<at::Tensor> block_keys;       // (N or 1, 1, 1, S), true blocks
+  std::vector<at::Tensor> keep;             // (N or 1, H or 1, L or 1, S or 1), 0 blocks
+  std::vector<at::Tensor> block;            // (N or 1, H or 1, L or 1, S or 1), true blocks
+  std::vector<at::Tensor> add;              // (N or 1, H or 1, L or 1, S or 1), -inf blocks
+  std::vector<at::Tensor> add_keys;         // (N or 1, H or 1, 1, S), -inf blocks
   std::vector<at::Tensor> query_documents;  // (N or 1, L) ids, and
   std::vector<at::Tensor> key_documents;    // (N or 1, S) those of the same term
   std::vector<at::Tensor> relative;  // (N or 1, H or 1, 1, L + S - 1), by key - query + L - 1
@@ -60,10 +61,10 @@ template <typename Mask>
 auto tensor_lists(Mask& mask) {
   using List = std::conditional_t<std::is_const_v<Mask>, const std::vector<at::Tensor>,
                                   std::vector<at::Tensor>>;
-  return std::array<List*, 11>{&mask.lows,          &mask.highs,           &mask.lengths,
-                               &mask.keep_keys,     &mask.block_keys,      &mask.keep,
-                               &mask.block,         &mask.query_documents, &mask.key_documents,
-                               &mask.add,           &mask.relative};
+  return std::array<List*, 12>{&mask.lows,      &mask.highs,           &mask.lengths,
+                               &mask.keep_keys, &mask.block_keys,      &mask.keep,
+                               &mask.block,     &mask.query_documents, &mask.key_documents,
+                               &mask.add,       &mask.add_keys,        &mask.relative};
 }
 
 /// Those that are added to the scores, into which gradients may flow, in this order.
@@ -71,7 +72,7 @@ template <typename Mask>
 auto added_lists(Mask& mask) {
   using List = std::conditional_t<std::is_const_v<Mask>, const std::vector<at::Tensor>,
                                   std::vector<at::Tensor>>;
-  return std::array<List*, 2>{&mask.add, &mask.relative};
+  return std::array<List*, 3>{&mask.add, &mask.add_keys, &mask.relative};
 }
 
 /// All tensors of `added_lists`, one list after the other.

@@ -1,9 +1,9 @@
 #include "rotary.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,8 +12,10 @@
 
 #include "attention_path.h"
 #include "cpu_kernels.h"
+#include "given_tensor.h"
 #include "kernel_rows.h"
 #include "run_tasks.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -21,14 +23,20 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The composition of ATen calls: other devices, float64, MHA_PATH=plain.
+// A trace would take it for memory that nobody wrote.
+at::Tensor constant(const std::vector<double>& numbers) {
+  const at::tracer::impl::NoTracerDispatchMode untraced;
+  return at::tensor(numbers, at::kDouble);
+}
+
+// The composition of ATen calls: other devices, float64, MHA_PATH=plain, traces.
 at::Tensor rotate_plain(const at::Tensor& x, const at::Tensor& positions,
                         const RotaryOptions& options) {
   const auto [radians, amplitude] = compute_frequencies(options, x.size(3));
   const auto pairs = static_cast<int64_t>(radians.size());
   const auto compute = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto angles = positions.to(x.device(), at::kDouble).unsqueeze(-1) *
-                      at::tensor(radians, at::kDouble).to(x.device());
+                      constant(radians).to(x.device());
   // (T, pairs) or (N, 1, T, pairs)
   const auto over_heads = [](const at::Tensor& t) { return t.dim() == 3 ? t.unsqueeze(1) : t; };
   const auto cosine = over_heads((angles.cos() * amplitude).to(compute));
@@ -48,7 +56,8 @@ at::Tensor rotate_plain(const at::Tensor& x, const at::Tensor& positions,
 }
 
 bool takes_rotary_kernel(const at::Tensor& x) {
-  return !plain_is_forced() && x.device().is_cpu() && x.scalar_type() != at::kDouble;
+  return !plain_is_forced() && x.device().is_cpu() && x.scalar_type() != at::kDouble &&
+         !is_followed(x);
 }
 
 // cos and sin by index, and the index of every token.
@@ -59,7 +68,7 @@ struct TableRows {
 
 TableRows table_rows(const at::Tensor& positions, const RotaryOptions& options,
                      int64_t head_dim) {
-  auto indices = positions.to(at::kCPU, at::kLong).contiguous();
+  auto indices = without_lazy_bits(positions).to(at::kCPU, at::kLong).contiguous();
   const int64_t* first = indices.data_ptr<int64_t>();
   const auto [low, high] = std::minmax_element(first, first + indices.numel());
   const auto table = rotary_table(options, head_dim, *low < 0 ? 1 : *high + 1);
@@ -98,8 +107,8 @@ void rotate_by_kernel(const at::Tensor& x, const TableRows& table, const RotaryO
 at::Tensor rotated(const at::Tensor& x, const TableRows& table, const RotaryOptions& options,
                    bool back) {
   const auto rows = kernel_view(x);
-  auto output = at::empty_like(rows);
-  if (output.stride(3) != 1) output = at::empty_like(rows, at::MemoryFormat::Contiguous);
+  auto output = uncomputed_like(rows, at::MemoryFormat::Preserve);
+  if (output.stride(3) != 1) output = uncomputed_like(rows, at::MemoryFormat::Contiguous);
   rotate_by_kernel(rows, table, options, back, output);
   return output;
 }
@@ -139,9 +148,7 @@ class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
 
 void check_positions(const char* name, const at::Tensor& positions, int64_t batch,
                      int64_t tokens) {
-  TORCH_CHECK(positions.defined(), name, ": expected a tensor, found an undefined one");
-  TORCH_CHECK(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false), name,
-              ": expected integers, found ", positions.scalar_type());
+  given_tensor({name}, positions, Numbers::integers);
   const bool fits =
       (positions.dim() == 1 && positions.size(0) == tokens) ||
       (positions.dim() == 2 && positions.size(0) == batch && positions.size(1) == tokens);
@@ -169,11 +176,9 @@ void rotate_in_place(const at::Tensor& x, const at::Tensor& positions,
 
 namespace mha {
 
-at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& positions,
+at::Tensor apply_rotary(const at::Tensor& given, const at::Tensor& positions,
                         const RotaryOptions& options) {
-  TORCH_CHECK(x.defined(), "apply_rotary: x: expected a tensor, found an undefined one");
-  TORCH_CHECK(x.is_floating_point(), "apply_rotary: x: expected a floating dtype, found ",
-              x.scalar_type());
+  const auto x = detail::given_tensor({"apply_rotary", "x"}, given, detail::Numbers::floating);
   TORCH_CHECK(x.dim() == 4 && x.size(3) > 0,
               "apply_rotary: x: expected shape (N, H, T, D) with D > 0, found ", x.sizes());
   detail::check_rotary(options, x.size(3));

@@ -6,6 +6,7 @@
 #include <limits>
 #include <ostream>
 
+#include "enum_check.h"
 #include "rotary.h"
 
 namespace mha {
@@ -149,6 +150,8 @@ void check_rotary(const RotaryOptions& options, int64_t head_dim) {
   constexpr int64_t largest = int64_t{1} << 24;
   TORCH_CHECK(dim <= largest, "RotaryOptions: rotary_dim: expected up to 2^24, found ", dim,
               options.rotary_dim() ? "" : ", the head size, as it is not set");
+  check_enum({"RotaryOptions", "pairing"}, options.pairing(), RotaryPairing::interleaved,
+             "half_split or interleaved");
   std::visit(CheckScaling{}, options.scaling());
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "uncomputed.h"
 #include "workspace.h"
 
 namespace mha::detail {
@@ -19,7 +20,10 @@ void run_tasks(int64_t count, int64_t scratch_size, const Task& task) {
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     float* scratch = thread_workspace(scratch_size);
-    for (int64_t i = next++; i < count; i = next++) task(i, scratch);
+    for (int64_t i = next++; i < count; i = next++) {
+      poison(scratch, scratch_size);
+      task(i, scratch);
+    }
   });
 }
 

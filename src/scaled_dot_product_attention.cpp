@@ -10,12 +10,16 @@
 
 #include "attention.h"
 #include "attention_map_state.h"
+#include "enum_check.h"
+#include "given_tensor.h"
 #include "resolved_mask.h"
 
 namespace mha {
 namespace {
 
 void check_options(const AttentionOptions& options) {
+  detail::check_enum({"scaled_dot_product_attention", "weights"}, options.weights(),
+                     Weights::per_head, "none, averaged or per_head");
   TORCH_CHECK(options.dropout() >= 0 && options.dropout() <= 1,
               "scaled_dot_product_attention: dropout: expected a probability in [0, 1], found ",
               options.dropout());
@@ -27,11 +31,19 @@ void check_options(const AttentionOptions& options) {
               ", found ", options.softcap());
 }
 
+// The tensors of a call, with memory as their strides say.
+struct GivenTensors {
+  at::Tensor query, key, value;
+};
+
+// Those beside the query may be on meta, since their device is compared with the query's.
+at::Tensor given(const char* name, const at::Tensor& tensor,
+                 detail::Memory memory = detail::Memory::or_meta) {
+  return detail::given_tensor({"scaled_dot_product_attention", name}, tensor,
+                              detail::Numbers::floating, memory);
+}
+
 void check_sinks(const at::Tensor& sinks, const at::Tensor& query) {
-  if (!sinks.defined()) return;
-  TORCH_CHECK(sinks.is_floating_point(),
-              "scaled_dot_product_attention: sinks: expected a floating dtype, found ",
-              sinks.scalar_type());
   TORCH_CHECK(sinks.dim() == 1 && sinks.size(0) == query.size(-3),
               "scaled_dot_product_attention: sinks: expected shape (H) = [", query.size(-3),
               "], one for each head of query ", query.sizes(), ", found ", sinks.sizes());
@@ -41,8 +53,6 @@ void check_sinks(const at::Tensor& sinks, const at::Tensor& query) {
 }
 
 void check_like_query(const char* name, const at::Tensor& tensor, const at::Tensor& query) {
-  TORCH_CHECK(tensor.defined(), "scaled_dot_product_attention: ", name,
-              ": expected a tensor, found an undefined one");
   TORCH_CHECK(tensor.scalar_type() == query.scalar_type(),
               "scaled_dot_product_attention: ", name, ": expected the dtype of query, ",
               query.scalar_type(), ", found ", tensor.scalar_type());
@@ -59,11 +69,6 @@ void check_like_query(const char* name, const at::Tensor& tensor, const at::Tens
 }
 
 void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  TORCH_CHECK(query.defined(),
-              "scaled_dot_product_attention: query: expected a tensor, found an undefined one");
-  TORCH_CHECK(query.is_floating_point(),
-              "scaled_dot_product_attention: query: expected a floating dtype, found ",
-              query.scalar_type());
   TORCH_CHECK(query.dim() >= 3,
               "scaled_dot_product_attention: query: expected shape (..., H, L, D), found ",
               query.sizes());
@@ -85,6 +90,23 @@ void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tens
               "scaled_dot_product_attention: value: expected the heads and length of key, ",
               key.size(-3), " and ", key.size(-2), ", found ", value.size(-3), " and ",
               value.size(-2), " in ", value.sizes());
+}
+
+GivenTensors given_tensors(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value) {
+  GivenTensors found{given("query", query, detail::Memory::needed), given("key", key),
+                     given("value", value)};
+  check_inputs(found.query, found.key, found.value);
+  return found;
+}
+
+// The options with sinks as their memory says.
+AttentionOptions with_given_sinks(const AttentionOptions& options, const at::Tensor& query) {
+  if (!options.sinks().defined()) return options;
+  AttentionOptions found = options;
+  found.sinks(given("sinks", options.sinks()));
+  check_sinks(found.sinks(), query);
+  return found;
 }
 
 detail::ResolvedMask resolve_for(const Mask& mask, const at::Tensor& query,
@@ -128,12 +150,13 @@ std::ostream& operator<<(std::ostream& stream, Weights weights) {
   return stream << "?";
 }
 
-AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
-                                             const at::Tensor& value, const Mask& mask,
-                                             const AttentionOptions& options) {
-  check_options(options);
-  check_inputs(query, key, value);
-  check_sinks(options.sinks(), query);
+AttentionOutput scaled_dot_product_attention(const at::Tensor& given_query,
+                                             const at::Tensor& given_key,
+                                             const at::Tensor& given_value, const Mask& mask,
+                                             const AttentionOptions& given_options) {
+  check_options(given_options);
+  const auto [query, key, value] = given_tensors(given_query, given_key, given_value);
+  const auto options = with_given_sinks(given_options, query);
   const auto resolved = resolve_for(mask, query, key);
   if (query.dim() == 4) {
     return detail::attention(query, key, value, resolved, options);
@@ -145,13 +168,14 @@ AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::
   return {with_leading(result.output, leading), with_leading(result.weights, leading)};
 }
 
-TracedAttention trace_scaled_dot_product_attention(const at::Tensor& query,
-                                                   const at::Tensor& key,
-                                                   const at::Tensor& value, const Mask& mask,
-                                                   const AttentionOptions& options) {
-  check_options(options);
-  check_inputs(query, key, value);
-  check_sinks(options.sinks(), query);
+TracedAttention trace_scaled_dot_product_attention(const at::Tensor& given_query,
+                                                   const at::Tensor& given_key,
+                                                   const at::Tensor& given_value,
+                                                   const Mask& mask,
+                                                   const AttentionOptions& given_options) {
+  check_options(given_options);
+  const auto [query, key, value] = given_tensors(given_query, given_key, given_value);
+  const auto options = with_given_sinks(given_options, query);
   const auto resolved = resolve_for(mask, query, key);
   const auto q = with_one_batch(query, resolved.batch);
   const auto k = with_one_batch(key, resolved.batch);
@@ -170,11 +194,11 @@ AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const
                            std::optional<double> scale)
     : AttentionMap(query, key, mask, AttentionOptions().scale(scale)) {}
 
-AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
-                           const AttentionOptions& options) {
-  check_options(options);
-  check_inputs(query, key, key);
-  check_sinks(options.sinks(), query);
+AttentionMap::AttentionMap(const at::Tensor& given_query, const at::Tensor& given_key,
+                           const Mask& mask, const AttentionOptions& given_options) {
+  check_options(given_options);
+  const auto [query, key, value] = given_tensors(given_query, given_key, given_key);
+  const auto options = with_given_sinks(given_options, query);
   const auto resolved = resolve_for(mask, query, key);
   state_ = std::make_shared<detail::MapState>(
       with_one_batch(query, resolved.batch), with_one_batch(key, resolved.batch), resolved,

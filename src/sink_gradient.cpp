@@ -16,16 +16,16 @@ namespace mha::detail {
 at::Tensor sink_gradient(const at::Tensor& query, const at::Tensor& key,
                          const KernelResult& result, const at::Tensor& grad_output,
                          const ResolvedMask& mask, const AttentionCall& call) {
-  constexpr double log2e = 1.44269504088896341;
-  constexpr double highest = std::numeric_limits<float>::max();
+  constexpr double log4e = 1.44269504088896341 / 2;
+  constexpr double highest = std::numeric_limits<float>::max() * log4e;
   if (key.size(2) == 0) return at::zeros({query.size(1)}, query.options());
   // As in the kernels, for which a sink of -inf is a number too. Of one that is NaN the factor
   // is, in the rows that see a key.
   const auto sinks = call.scoring.sinks.detach();
-  const auto score = (sinks.masked_fill(sinks.isnan(), 0) * log2e)
+  const auto score = (sinks.masked_fill(sinks.isnan(), 0) * log4e)
                          .clamp(-highest, highest)
                          .reshape({1, -1, 1});
-  const auto weight = at::exp2(score - result.row_maximum) * result.row_factor;
+  const auto weight = at::exp2(2 * (score - result.row_maximum)) * result.row_factor;
   auto delta = (grad_output * result.output).sum(-1);
   if (!mask.allows_everything() && may_be_non_finite(grad_output)) {
     // Rows that see nothing are those whose factor is 0 without a sink.

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_path.h"
 #include "dense_map.h"
 #include "expect.h"
 #include "random_configuration.h"
@@ -25,16 +26,20 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-double weight_tolerance(const at::Tensor& weights) {
-  return weights.scalar_type() == at::kDouble ? 1e-14 : 2e-7;
+// The kernels form a map as they formed the output. On the plain path LibTorch's BLAS may sum
+// the products in another order: scores of up to 8 in partial sums over at most 64 dimensions
+// differ by some 8 * sqrt(64) roundings, and a weight by a quarter of twice that.
+double weight_tolerance(at::ScalarType dtype) {
+  if (dtype == at::kDouble) return 1e-14;
+  return detail::plain_is_forced() ? 2e-6 : 2e-7;
 }
 
-void expect_top_keys(const TopKeys& top, const at::Tensor& weights, int64_t k) {
+void expect_top_keys(const TopKeys& top, const at::Tensor& weights, int64_t k, double one) {
   const auto expected = std::get<0>(weights.topk(k, -1));
-  EXPECT_TRUE(is_close(top.values, expected, 2e-7)) << "top_k values";
+  EXPECT_TRUE(is_close(top.values, expected, one)) << "top_k values";
   EXPECT_TRUE(at::equal(top.keys.eq(-1), top.values.eq(0))) << "top_k: -1 marks weights of 0";
   const auto at_keys = weights.gather(-1, top.keys.clamp_min(0));
-  EXPECT_TRUE(is_close(at_keys.masked_fill(top.keys == -1, 0), expected, 2e-7)) << "top_k keys";
+  EXPECT_TRUE(is_close(at_keys.masked_fill(top.keys == -1, 0), expected, one)) << "top_k keys";
   const auto found = at::zeros_like(weights).scatter_add(
       -1, top.keys.clamp_min(0), top.keys.ge(0).to(weights.scalar_type()));
   EXPECT_FALSE(found.gt(1).any().item<bool>()) << "top_k names a key twice";
@@ -45,7 +50,7 @@ void expect_map_says(const AttentionMap& map, const at::Tensor& dense, int64_t g
                      Random& random) {
   const auto weights = dense.detach().to(at::kDouble);
   const int64_t h = weights.size(-3), l = weights.size(-2), s = weights.size(-1);
-  const double one = weight_tolerance(dense);
+  const double one = weight_tolerance(dense.scalar_type());
   EXPECT_EQ(map.num_heads(), h);
   EXPECT_EQ(map.num_queries(), l);
   EXPECT_EQ(map.num_keys(), s);
@@ -74,7 +79,7 @@ void expect_map_says(const AttentionMap& map, const at::Tensor& dense, int64_t g
       << "distance";
   if (s > 0) {
     for (const int64_t k : {int64_t{1}, random.between(1, s), s}) {
-      expect_top_keys(map.top_k(k), weights, k);
+      expect_top_keys(map.top_k(k), weights, k, one);
     }
   }
   if (l > 0 && s > 0) {
@@ -105,7 +110,7 @@ TEST(AttentionMapTest, SaysWhatTheWeightsOfTheModuleSayInRandomConfigurations) {
     const auto value = to_layout(data.value, c.layout);
     const auto expected = module->forward(query, key, value, data.mask, Weights::per_head);
     const auto [output, map] = module->trace(query, key, value, data.mask);
-    EXPECT_TRUE(is_bit_equal(
+    EXPECT_TRUE(is_same_result(
         output, module->forward(query, key, value, data.mask, Weights::none).output));
     Random random(seed);
     expect_map_says(map, expected.weights, c.S, random);
@@ -183,13 +188,13 @@ TEST(AttentionMapTest, SaysWhatTheWeightsOfTheFunctionSayAcrossBlocks) {
     const auto expected = scaled_dot_product_attention(query, key, value, mask, options);
     const auto [output, map] =
         trace_scaled_dot_product_attention(query, key, value, mask, options);
-    EXPECT_TRUE(is_bit_equal(
+    EXPECT_TRUE(is_same_result(
         output, scaled_dot_product_attention(query, key, value, mask,
                                              AttentionOptions(options).weights(Weights::none))
                     .output));
     expect_map_says(map, expected.weights, s, random);
-    EXPECT_TRUE(
-        is_close(AttentionMap(query, key, mask, options).dense(), expected.weights, 2e-7))
+    EXPECT_TRUE(is_close(AttentionMap(query, key, mask, options).dense(), expected.weights,
+                         weight_tolerance(at::kFloat)))
         << "from queries and keys alone";
   }
 }
@@ -263,7 +268,7 @@ TEST(AttentionMapTest, ScoresAreShownAtEachStage) {
       is_close(map.scores(ScoreStage::softcapped, 1, 4), capped.narrow(2, 1, 3), 1e-14));
   const AttentionMap plain(q, k, mask);
   EXPECT_TRUE(
-      is_bit_equal(plain.scores(ScoreStage::softcapped), plain.scores(ScoreStage::scaled)));
+      is_same_result(plain.scores(ScoreStage::softcapped), plain.scores(ScoreStage::scaled)));
 }
 
 TEST(AttentionMapTest, ASinkIsInTheSumButIsNoKey) {
@@ -294,7 +299,7 @@ TEST(AttentionMapTest, AMapOfAModuleOutlivesAChangeOfItsSinks) {
   const auto [output, map] = module->trace(torch::randn({2, 9, 16}));
   const auto before = map.dense().clone();
   module->sinks.add_(3);
-  EXPECT_TRUE(is_bit_equal(map.dense(), before));
+  EXPECT_TRUE(is_same_result(map.dense(), before));
 }
 
 TEST(AttentionMapTest, HalfTypesAreWidened) {
@@ -320,7 +325,7 @@ TEST(AttentionMapTest, AModuleInTrainingShowsTheWeightsBeforeDropout) {
   const auto expected = module->forward(x);
   torch::manual_seed(1);
   const auto [output, map] = module->trace(x);
-  EXPECT_TRUE(is_bit_equal(output, expected.output));
+  EXPECT_TRUE(is_same_result(output, expected.output));
   EXPECT_TRUE(is_close(map.dense(), expected.weights, 2e-7));
 }
 

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "draw/colour_map.h"
@@ -318,6 +319,41 @@ TEST(SaveTest, AFileThatCannotBeWrittenIsAnErrorAndLeavesNothing) {
   std::filesystem::create_directory(directory.file("b.png"));
   EXPECT_TRUE(contains(test::error_of([&] { save(maps, directory.file("b.png")); }),
                        "b.png: expected a regular file"));
+  EXPECT_EQ(directory.count(), 1);
+}
+
+TEST(SaveTest, AFileKeepsItsModeALinkIsWrittenThroughAndANameMayBeLong) {
+  const test::TemporaryDirectory directory;
+  const Maps maps = some_maps(1, 4);
+  const std::string target = directory.file(std::string(251, 'n') + ".svg");
+  std::filesystem::create_symlink(target, directory.file("link.svg"));
+  save(maps, directory.file("link.svg"));
+  const auto mode = std::filesystem::perms::owner_read | std::filesystem::perms::owner_write;
+  std::filesystem::permissions(target, mode);
+  save(maps, target);
+  EXPECT_EQ(std::filesystem::status(target).permissions(), mode);
+  EXPECT_EQ(test::read_bytes(target), svg(maps));
+  EXPECT_TRUE(std::filesystem::is_symlink(directory.file("link.svg")));
+  const std::string cut = directory.file("b.png") + std::string("\0.png", 5);
+  EXPECT_TRUE(contains(test::error_of([&] { save(maps, cut); }), "b.png\\x00.png'"));
+  EXPECT_EQ(directory.count(), 2);
+}
+
+TEST(SaveTest, ThreadsThatWriteOneFileLeaveAWholeOne) {
+  const test::TemporaryDirectory directory;
+  const Maps maps = some_maps(1, 4);
+  std::vector<std::thread> threads;
+  std::vector<std::string> errors(4);
+  for (std::string& error : errors) {
+    threads.emplace_back([&] {
+      error = test::error_of([&] {
+        for (int repeat = 0; repeat < 20; ++repeat) save(maps, directory.file("a.svg"));
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) EXPECT_EQ(error, "no error");
+  EXPECT_EQ(test::read_bytes(directory.file("a.svg")), svg(maps));
   EXPECT_EQ(directory.count(), 1);
 }
 

@@ -22,12 +22,14 @@
 #include "every_isa_test.h"
 #include "peak_memory.h"
 #include "plain_attention.h"
+#include "thread_count.h"
 #include "torch_headers.h"
 
 namespace mha::detail {
 namespace {
 
 using test::PeakMemory;
+using test::ThreadCount;
 
 // What a call gives by name: output, weights if wanted, gradients of q, k, v, the mask's terms
 // and the sinks.
@@ -193,6 +195,7 @@ TEST_F(FusedAttentionTest, LongInputsTakeNoMemoryForAMap) {
   const auto q = torch::randn({1, 2, 16384, 64}), k = torch::randn({1, 2, 16384, 64});
   const auto v = torch::randn({1, 2, 16384, 64});
   const auto options = AttentionOptions().weights(Weights::none);
+  const ThreadCount threads(2);  // each has scratch of its own
   PeakMemory::reset();
   const double before = PeakMemory::mib();
   if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
@@ -219,6 +222,7 @@ TEST_F(FusedAttentionTest, MasksOfPositionsTakeNoMemoryForAMap) {
   const auto options = AttentionOptions().weights(Weights::none);
   const auto ids = at::arange(length).div(512, "floor");
   const auto slopes = torch::tensor({0.5f, 0.01f}), table = torch::randn({2, 2 * length - 1});
+  const ThreadCount threads(2);
   PeakMemory::reset();
   const double before = PeakMemory::mib();
   if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";

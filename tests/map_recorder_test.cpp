@@ -57,15 +57,15 @@ TEST_F(MapRecorderTest, RecordsEveryCallUnderItsModulesName) {
   const auto expected = model_->forward(x_);
   const MapRecorder recorder(*model_);
   const auto output = model_->forward(x_);
-  EXPECT_TRUE(is_bit_equal(output, expected));
+  EXPECT_TRUE(is_same_result(output, expected));
   EXPECT_EQ(names(recorder), (Names{"layers.0", "layers.1", "head", "head"}));
   EXPECT_EQ(recorder.maps("layers.1").size(), 1u);
   EXPECT_EQ(recorder.maps("head").size(), 2u);
   EXPECT_TRUE(recorder.maps("layers").empty());
   EXPECT_EQ(recorder.maps("layers.1")[0].num_heads(), 4);
   EXPECT_TRUE(
-      is_bit_equal(recorder.maps("layers.0")[0].dense(),
-                   model_->layers->at<MultiHeadAttentionImpl>(0).trace(x_).map.dense()));
+      is_same_result(recorder.maps("layers.0")[0].dense(),
+                     model_->layers->at<MultiHeadAttentionImpl>(0).trace(x_).map.dense()));
 }
 
 TEST_F(MapRecorderTest, KeepsTheCallsOfOneModuleInOrder) {
@@ -74,8 +74,8 @@ TEST_F(MapRecorderTest, KeepsTheCallsOfOneModuleInOrder) {
   const auto second = model_->head->trace(2 * x_).map;
   const auto maps = recorder.maps("head");
   ASSERT_EQ(maps.size(), 2u);
-  EXPECT_TRUE(is_bit_equal(maps[0].dense(), first.dense()));
-  EXPECT_TRUE(is_bit_equal(maps[1].dense(), second.dense()));
+  EXPECT_TRUE(is_same_result(maps[0].dense(), first.dense()));
+  EXPECT_TRUE(is_same_result(maps[1].dense(), second.dense()));
 }
 
 TEST_F(MapRecorderTest, WithoutARootNumbersTheCalls) {
@@ -181,7 +181,7 @@ TEST_F(MapRecorderTest, ObservingChangesNoBitOfTheOutput) {
     const auto alone = model_->head->forward(query, keys, keys, {}, Weights::none).output;
     const MapRecorder recorder;
     const auto seen = model_->head->forward(query, keys, keys, {}, Weights::none).output;
-    EXPECT_TRUE(is_bit_equal(seen, alone)) << queries;
+    EXPECT_TRUE(is_same_result(seen, alone)) << queries;
     const auto weights = model_->head->forward(query, keys, keys).weights;
     EXPECT_TRUE(is_close(recorder.records().at(0).map.dense(), weights, 2e-7)) << queries;
   }

@@ -2,6 +2,9 @@
 // constructor, what it accepts and what it was given, and that nothing is silently broadcast.
 #include <mha/mask.h>
 
+#include <limits>
+#include <string>
+
 #include "expect.h"
 
 namespace mha {
@@ -54,6 +57,48 @@ TEST(MaskErrorTest, AnUndefinedTensorIsNoMask) {
   EXPECT_TRUE(refuses([] { Mask::keep_keys({}); }, {"Mask::keep_keys", "undefined"}));
   EXPECT_TRUE(refuses([] { Mask::block_keys({}); }, {"Mask::block_keys", "undefined"}));
   EXPECT_TRUE(refuses([] { Mask::lengths({}); }, {"Mask::lengths", "undefined"}));
+}
+
+// A mask of 0 and -inf, given as flags, would be read reversed.
+TEST(MaskErrorTest, AFlagBelowZeroOrNanIsRefused) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto refuse_all = [](const at::Tensor& keys, const std::string& found) {
+    EXPECT_TRUE(refuses([&] { Mask::keep(keys.dim() == 1 ? keys.unsqueeze(0) : keys); },
+                        {"Mask::keep", "mask", "0 or above", found, "Mask::add"}));
+    EXPECT_TRUE(refuses([&] { Mask::keep_keys(keys); },
+                        {"Mask::keep_keys", "mask", "0 or above", found, "Mask::add_keys"}));
+    EXPECT_TRUE(refuses([&] { Mask::real_queries(keys); },
+                        {"Mask::real_queries", "mask", "0 or above", found}));
+  };
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    refuse_all(torch::tensor({0.0, -infinity, 0.0}).to(dtype), "-inf");
+    refuse_all(torch::tensor({1.0, nan}).to(dtype), "nan");
+    refuse_all(torch::tensor({1.0, -0.5}).to(dtype), "-0.5");
+    refuse_all(torch::tensor({5.0, -1.0}).to(dtype).expand({3, 2}).transpose(0, 1), "-1");
+  }
+  for (const auto dtype : {at::kChar, at::kShort, at::kInt, at::kLong}) {
+    refuse_all(torch::tensor({3, 0, -2}).to(dtype), "-2");
+  }
+  Mask::keep(torch::tensor({255, 0}).to(at::kByte).view({1, 2}));
+  Mask::keep(at::empty({0, 3}));
+  Mask::keep_keys(at::empty({0}));
+}
+
+TEST(MaskErrorTest, AnAlignmentIsOneOfTheTwo) {
+  const auto wrong = static_cast<Mask::Alignment>(9);
+  EXPECT_TRUE(refuses([&] { Mask::causal(wrong); }, {"Mask::causal", "alignment", "9"}));
+  EXPECT_TRUE(refuses([&] { Mask::window(1, 1, wrong); }, {"Mask::window", "alignment", "9"}));
+  EXPECT_TRUE(
+      refuses([&] { Mask::alibi(at::ones({2}), wrong); }, {"Mask::alibi", "alignment", "9"}));
+}
+
+TEST(MaskErrorTest, SlopesAreForANumberOfHeadsThatThereMayBe) {
+  for (const int64_t heads : {int64_t{1} << 40, int64_t{-1}, (int64_t{1} << 20) + 1}) {
+    EXPECT_TRUE(refuses([&] { alibi_slopes(heads); },
+                        {"alibi_slopes", "num_heads", "2^20", std::to_string(heads)}));
+  }
+  EXPECT_EQ(alibi_slopes(1000).size(0), 1000);
 }
 
 TEST(MaskErrorTest, AWindowExtentIsAtLeastMinusOne) {

@@ -73,6 +73,19 @@ DenseMask dense_mask(const Mask& mask, int64_t N, int64_t H, int64_t L, int64_t 
               case Kind::block_keys:
                 allow = key_element(values, n, j) == 0;
                 break;
+              case Kind::add_keys: {
+                const double value =
+                    key_element(values.dim() == 4 ? values.flatten(1) : values, n, j);
+                allow = value != -std::numeric_limits<double>::infinity();
+                if (allow) added[n][h][i][j] += value;
+                break;
+              }
+              case Kind::real_queries:
+                allow = key_element(values, n, i) != 0;
+                break;
+              case Kind::query_lengths:
+                allow = static_cast<double>(i) < values.accessor<double, 1>()[n];
+                break;
               case Kind::lengths:
                 allow = static_cast<double>(j) < values.accessor<double, 1>()[n];
                 break;

@@ -24,6 +24,7 @@
 #include "oracle.h"
 #include "random_configuration.h"
 #include "support.h"
+#include "thread_count.h"
 #include "torch_headers.h"
 
 namespace mha::test {
@@ -237,12 +238,7 @@ bool compare(const Configuration& c) {
 class ParityTest : public ::testing::TestWithParam<uint64_t> {
  protected:
   // The calls are so small that a second thread would only wait for the first.
-  static void SetUpTestSuite() {
-    threads = at::get_num_threads();
-    at::set_num_threads(1);
-  }
-  static void TearDownTestSuite() { at::set_num_threads(threads); }
-  static inline int threads = 1;
+  const ThreadCount one_thread_{1};
 };
 
 TEST_P(ParityTest, OutputWeightsAndGradientsAreThoseOfTorchAndOfTheOracle) {

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <sstream>
 #include <string>
+
+#include "attention_path.h"
 
 namespace mha::test {
 namespace {
@@ -112,6 +115,31 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected) 
          << actual.detach().flatten()[first].item<double>() << ", expected "
          << expected.detach().flatten()[first].item<double>() << "; largest difference "
          << largest_difference(actual, expected);
+}
+
+double blas_tolerance(const at::Tensor& expected) {
+  if (expected.numel() == 0) return 0;
+  const auto size = expected.detach().to(at::kDouble).abs();
+  const double largest =
+      size.masked_fill(size.isfinite().logical_not(), 0).max().item<double>();
+  const auto dtype = expected.scalar_type();
+  const auto summed = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const double rounded = summed == dtype ? 0 : 2 * unit_roundoff(dtype) * largest;
+  return 64 * unit_roundoff(summed) * std::max(1.0, largest) + rounded;
+}
+
+::testing::AssertionResult is_same_but_for_blas(const at::Tensor& actual,
+                                                const at::Tensor& expected) {
+  if (const auto shapes = same_shape(actual, expected); !shapes) return shapes;
+  if (actual.scalar_type() != expected.scalar_type()) return is_bit_equal(actual, expected);
+  return is_close(actual, expected, blas_tolerance(expected));
+}
+
+::testing::AssertionResult is_same_result(const at::Tensor& actual,
+                                          const at::Tensor& expected) {
+  const bool by_blas = detail::plain_is_forced() ||
+                       (expected.defined() && expected.scalar_type() == at::kDouble);
+  return by_blas ? is_same_but_for_blas(actual, expected) : is_bit_equal(actual, expected);
 }
 
 ::testing::AssertionResult is_finite(const at::Tensor& tensor) {

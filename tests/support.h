@@ -57,6 +57,22 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected);
 /// A failure counts the elements that differ and shows the first.
 ::testing::AssertionResult is_bit_equal(const at::Tensor& actual, const at::Tensor& expected);
 
+/// What two results of the same products may differ by where LibTorch's BLAS formed them. Its
+/// order of sums depends on the CPU, the threads, the shapes and where the numbers lie in
+/// memory. A few chained sums of some hundred terms of order 1 and of either sign come to a few
+/// dozen roundings of such a term or of the largest sum; a half type, summed in float32, is
+/// rounded once more and may fall to the other side.
+double blas_tolerance(const at::Tensor& expected);
+
+/// Whether two calls that mean the same gave the same: bit-equal where the kernels computed
+/// them, which is in float32 and the half types unless MHA_PATH=plain, else up to
+/// `blas_tolerance`.
+::testing::AssertionResult is_same_result(const at::Tensor& actual, const at::Tensor& expected);
+
+/// The same of what LibTorch's layers or their gradients are part of on every path.
+::testing::AssertionResult is_same_but_for_blas(const at::Tensor& actual,
+                                                const at::Tensor& expected);
+
 /// Whether no element is NaN or infinite. A failure shows the first that is.
 ::testing::AssertionResult is_finite(const at::Tensor& tensor);
 

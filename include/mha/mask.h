@@ -18,12 +18,15 @@ namespace mha {
 // clang-format off
 /// | constructor           | an element means                                | accepts       |
 /// | --------------------- | ----------------------------------------------- | ------------- |
-/// | `keep(t)`             | 0 blocks, everything else may attend            | any dtype     |
+/// | `keep(t)`             | 0 blocks, what is above 0 may attend            | any dtype     |
 /// | `block(t)`            | true blocks                                     | bool          |
 /// | `add(t)`              | added to the scaled scores; -inf blocks         | floating      |
-/// | `keep_keys(t)`        | 0 marks padding, everything else is a real key  | (N, S) or (S) |
+/// | `keep_keys(t)`        | 0 marks padding, what is above 0 is a real key  | (N, S) or (S) |
 /// | `block_keys(t)`       | true marks padding                              | (N, S) or (S) |
+/// | `add_keys(t)`         | added to the scores of a key; -inf blocks       | (N, S) or (S) |
 /// | `lengths(t)`          | keys at an index >= length are padding          | (N) integers  |
+/// | `real_queries(t)`     | 0 marks a query that is padding                 | (N, L) or (L) |
+/// | `query_lengths(t)`    | queries at an index >= length are padding       | (N) integers  |
 /// | `causal(alignment)`   | a query sees the keys up to its own position    |               |
 /// | `window(left, right)` | a query sees this far to either side of itself  |               |
 /// | `documents(ids)`      | a query sees the keys of its own document       | integers      |
@@ -33,20 +36,23 @@ namespace mha {
 ///
 /// Where `causal` and `window` take offsets, (N) integers, in place of an alignment, query i of
 /// sample n stands at key offsets[n] + i: that of a batch whose caches have different lengths.
-/// Masks of position, of documents and of key lengths never become an L x S tensor on the fused
-/// path.
+/// Masks of position, of documents, of single keys and of single queries never become an L x S
+/// tensor on the fused path.
 ///
 /// Tensor shapes: (L, S); (N, L, S); (N*H, L, S) with index n*H + h; (N or 1, H or 1, L, S).
 /// The first dimension of a 3-D tensor is the batch or N*H, never the heads alone; where N =
 /// N*H the two readings agree. N is the batch size, H the number of heads, L the number of
-/// queries, S the number of keys. Nothing else broadcasts.
+/// queries, S the number of keys. Nothing else broadcasts. A mask that was expanded, over heads
+/// say, takes the memory and the time of what it repeats, unless it asks for a gradient.
 ///
 /// A query that may attend to nothing gets weights 0 and attention output 0, and no gradient
 /// flows through it. A blocked key or value never reaches a result or a gradient, even if it is
 /// NaN or infinite.
 ///
-/// What does not depend on the sizes of a call (dtype, window extent) is checked by the named
-/// constructor, the rest by the call that uses the mask. Both throw `c10::Error`.
+/// Tensors are strided, of float32, float64, bfloat16 or float16 where they are floating, and of
+/// uint8, int8, int16, int32 or int64 where they are integers. What does not depend on the sizes
+/// of a call (dtype, layout, window extent) is checked by the named constructor, the rest by the
+/// call that uses the mask. Both throw `c10::Error`.
 class Mask {
  public:
   /// How query positions map to key positions when L != S. With `bottom_right` the last query
@@ -57,8 +63,9 @@ class Mask {
   /// Allows everything.
   Mask() = default;
 
-  /// 0 blocks, any other value (NaN included) may attend. Any dtype.
-  /// The meaning of `mask == 0` in from-scratch code and of a bool mask in torch's
+  /// 0 blocks, any value above 0 may attend. Bool, integers, floating or complex, where all but
+  /// 0 may. Throws if a value is below 0 or NaN, which is no flag: a mask of 0 and -inf is for
+  /// `add`. The meaning of `mask == 0` in from-scratch code and of a bool mask in torch's
   /// `scaled_dot_product_attention`.
   static Mask keep(const at::Tensor& mask);
 
@@ -70,17 +77,33 @@ class Mask {
   /// scores, and gradients flow into the tensor. Throws if the dtype is not floating.
   static Mask add(const at::Tensor& mask);
 
-  /// One element a key: 0 is padding, any other value a real key. Any dtype; (N, S) or (S).
-  /// The meaning of `attention_mask` in Hugging Face models.
+  /// One element a key: 0 is padding, any value above 0 a real key. Dtypes as in `keep`;
+  /// (N, S) or (S). The meaning of `attention_mask` in Hugging Face models. Throws if a value is
+  /// below 0 or NaN.
   static Mask keep_keys(const at::Tensor& mask);
 
   /// One element a key: true is padding. (N, S) or (S).
   /// The meaning of `key_padding_mask` in torch. Throws if the dtype is not bool.
   static Mask block_keys(const at::Tensor& mask);
 
+  /// One number a key, added to the scores of every query; -inf is padding. (N, S), (S) or, as
+  /// Hugging Face's models extend their mask, (N or 1, 1, 1, S). Gradients flow into the tensor.
+  /// The meaning of a floating `key_padding_mask` in torch. Throws if the dtype is not floating.
+  static Mask add_keys(const at::Tensor& mask);
+
   /// Keys of sample n at index >= lengths[n] are padding. (N) integers, 0 <= length <= S.
   /// Throws if the dtype is not an integer type.
   static Mask lengths(const at::Tensor& lengths);
+
+  /// One element a query: 0 is padding, which attends to none of the S keys, so that its row is
+  /// zeros and passes no gradient. Dtypes as in `keep`; (N, L) or (L). Keys that a module
+  /// appends (`add_bias_kv`, `add_zero_attn`) stay open to it, as under every mask. Throws if a
+  /// value is below 0 or NaN.
+  static Mask real_queries(const at::Tensor& mask);
+
+  /// The same: queries of sample n at index >= lengths[n] are padding. (N) integers, 0 <= length
+  /// <= L. Throws if the dtype is not an integer type.
+  static Mask query_lengths(const at::Tensor& lengths);
 
   /// A query sees no key after its own position i': key j is allowed where j <= i',
   /// i' = i + S - L with `bottom_right` and i' = i with `top_left`.
@@ -136,7 +159,10 @@ class Mask {
       add,
       keep_keys,
       block_keys,
+      add_keys,
       lengths,
+      real_queries,
+      query_lengths,
       causal,
       window,
       documents,
@@ -163,7 +189,7 @@ std::ostream& operator<<(std::ostream& stream, const Mask& mask);
 
 /// The slopes of `Mask::alibi` as published, (H) float32: 2^(-8 / H), its square, and so on
 /// where H is a power of two; otherwise those of the power below, then every other one of twice
-/// as many heads. Throws if num_heads is not positive.
+/// as many heads. Throws if num_heads is not positive, or above 2^20.
 at::Tensor alibi_slopes(int64_t num_heads);
 
 }  // namespace mha

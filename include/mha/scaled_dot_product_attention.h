@@ -68,6 +68,15 @@ struct AttentionOptions {
 /// half types are computed in float32. Any strides will do. A query that may attend to nothing
 /// gets output and weights 0 (see `Mask`).
 ///
+/// Scores that leave the range of float32 (float64) are held at its largest number: scale * q.k,
+/// whatever its sum comes to on the way; the sum of the added terms; and the sum of both. So an
+/// overflow neither blocks a key nor becomes NaN, and a key that is open alone has weight 1; no
+/// gradient flows through a score that is held. An infinite value, or one of NaN, reaches every
+/// query that may attend to it, though its weight underflows or is dropped.
+///
+/// Traces (torch::jit) and forward-mode derivatives follow the composition of ATen calls, which
+/// holds an L x S map; a trace draws dropout anew.
+///
 /// Throws `c10::Error` that names the argument, what was expected and what was found.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1; grouped heads:

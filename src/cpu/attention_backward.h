@@ -3,10 +3,10 @@
 // One task is a key/value head of a sample, or a chunk of its keys where heads are few, with
 // all query heads that share it, so that every sum is formed by one thread in one order. For
 // each tile of queries, queries in the lanes as in the forward, and each block of keys:
-//   pass 1  weights = 2^(K Q^T - row_maximum) * row_factor    [key][query]
+//   pass 1  weights = 4^(K Q^T - row_maximum) * row_factor    [key][query]
 //   pass 2  grad_weights = V grad_output^T                      [key][query]
 //   pass 3  grad_scores = weights * (grad_weights - delta)      [key][query]
-//   pass 4  grad_scores *= slope of the soft cap, if there is one
+//   pass 4  grad_scores *= slope of the soft cap, if there is one; 0 where a score is held
 //           grad_value += weights grad_output
 //           grad_key += grad_scores query
 //           grad_query += grad_scores^T key
@@ -49,7 +49,7 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   t.weights = t.grad_query + args.head_dim * tile;
   t.grad_scores = t.weights + kept_keys(args) * tile;
   t.terms = t.grad_scores + kept_keys(args) * tile;
-  t.slopes = t.terms + key_block * tile;
+  t.slopes = t.terms + terms_size;
   const KeySpan span = key_span(args.mask, at);
   const bool sees_given = max64(span.begin, chunk.begin) < min64(span.end, chunk.end);
   if (!sees_given && chunk.end <= args.mask.keys) {
@@ -64,13 +64,14 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   t.keeps_all = span.end - span.begin <= few_keys;
   t.first_key = span.begin;
   transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-               args.scale * log2e, t.query, tile);
+               args.scale * log4e, t.query, tile);
   transpose_in(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,
                args.value_dim, 1.0f, t.grad_output, tile);
   const int64_t row = (at.n * args.heads + at.h) * args.queries + at.first;
   for (int64_t i = 0; i < at.count; ++i) {
     t.maximum[i] = args.row_maximum[row + i];
     t.factor[i] = args.row_factor[row + i];
+    t.at_limit |= is_near_limit(t.maximum[i]);
     if (t.keeps_all) continue;
     t.delta[i] = dot(args.grad_output.at(at.n, at.h, at.first + i),
                      args.output.at(at.n, at.h, at.first + i), args.value_dim);
@@ -148,8 +149,8 @@ static void backward_chunk(const AttentionBackward& args, int64_t index, float* 
 }
 
 static int64_t backward_scratch(const AttentionBackward& args) {
-  const int64_t kept = (args.softcap > 0 ? 3 : 2) * kept_keys(args);
-  return (2 * args.head_dim + args.value_dim + kept + key_block) * tile;
+  const int64_t kept = 3 * kept_keys(args);
+  return (2 * args.head_dim + args.value_dim + kept) * tile + terms_size;
 }
 
 static void backward(const AttentionBackward& args, int64_t begin, int64_t end,

@@ -6,9 +6,9 @@
 // lie.
 //
 // For each block of keys:
-//   pass 1  scores = K Q^T, with scale * log2(e) folded into Q
+//   pass 1  scores = K Q^T, with scale * log4(e) folded into Q; those out of range once more
 //   pass 2  soft cap, added terms and blocks where there are some, running maximum per lane
-//   pass 3  weights = 2^(scores - maximum), sum per lane
+//   pass 3  weights = 4^(scores - maximum), sum per lane
 //   pass 4  output += V^T weights, of which dropout may take some
 // then output / sum is transposed back into rows.
 //
@@ -93,8 +93,7 @@ MHA_APART void output_block(const float* value, int64_t value_stride, int64_t ke
 
 // A sink in the units of scores: any number, so that one of -inf is like none.
 MHA_INLINE float sink_score(float sink) {
-  const float score = sink * log2e;
-  return score < lowest ? lowest : score > -lowest ? -lowest : score;
+  return hold(score_limit, broadcast(sink * log4e))[0];
 }
 
 // The sink is a score that was seen before all others. Maxima are integers (see below).
@@ -102,7 +101,7 @@ static void start_rows(ForwardTile& t) {
   const float* sinks = t.args.sinks;
   const Vec score = broadcast(sinks ? sink_score(sinks[t.at.h]) : -__builtin_inff());
   const Vec maximum = sinks ? ceil(score) : score;
-  const Vec sum = sinks ? exp2(score - maximum) : Vec{};
+  const Vec sum = sinks ? exp4(score - maximum) : Vec{};
   for (int v = 0; v < tile_vectors; ++v) {
     store(t.maximum + v * lanes, maximum);
     store(t.sum + v * lanes, sum);
@@ -110,11 +109,11 @@ static void start_rows(ForwardTile& t) {
 }
 
 // Moves the running maximum to cover `top`, but only once a lane rose by more than `slack`:
-// until then weights grow up to 2^slack, which costs no precision. Maxima are integers, so that
-// the factors are powers of two and rescaling is exact.
+// until then weights grow up to 4^slack, which costs no precision. Maxima are integers, so that
+// the factors are powers of four and rescaling is exact.
 template <int V>
 MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first_vector) {
-  constexpr float slack = 8.0f;
+  constexpr float slack = 4.0f;
   const Vec minus_infinity = broadcast(-__builtin_inff());
   Vec factor[V];
   bool moved = false;
@@ -124,10 +123,10 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
     const Vec old = load(maximum);
     const IntVec rises = top[v] > old + slack;
     moved = moved || any(rises & (old != minus_infinity));
-    const Vec now = rises ? max_drop_nan(broadcast(lowest), ceil(top[v])) : old;
+    const Vec now = rises ? max_drop_nan(broadcast(-largest_float), ceil(top[v])) : old;
     store(maximum, now);
     // Where nothing was seen before, the sum and output are 0 whatever the factor.
-    factor[v] = rises ? (old == minus_infinity ? Vec{} : exp2(old - now)) : broadcast(1.0f);
+    factor[v] = rises ? (old == minus_infinity ? Vec{} : exp4(old - now)) : broadcast(1.0f);
   }
   if (!moved) return;
 #pragma GCC unroll 3
@@ -143,33 +142,42 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
   }
 }
 
-// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf.
+// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores that
+// are not known to be in range may turn out not to be: then nothing is done and the answer is no.
 template <int V, bool Blocks>
-MHA_INLINE void weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector) {
+MHA_INLINE bool weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector, bool settled) {
   const Vec minus_infinity = broadcast(-__builtin_inff());
-  Vec maximum[V], sum[V];
+  Vec maximum[V], sum[V], least[V];
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
     const Vec m = load(t.maximum + (first_vector + v) * lanes);
     maximum[v] = m == minus_infinity ? Vec{} : m;
-    sum[v] = Vec{};
+    sum[v] = least[v] = Vec{};
   }
   float* row = t.scores + first_vector * lanes;
   for (int64_t j = 0; j < keys; ++j, row += tile) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
       const Vec score = load(row + v * lanes);
-      Vec weight = exp2(score - maximum[v]);
+      if constexpr (!Blocks) least[v] = score < least[v] ? score : least[v];
+      Vec weight = exp4(score - maximum[v]);
       if constexpr (Blocks) weight = score == minus_infinity ? Vec{} : weight;
       store(row + v * lanes, weight);
       sum[v] += weight;
     }
+  }
+  if (!settled) {
+    IntVec out{};
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) out |= (sum[v] != sum[v]) | ~in_range(least[v]);
+    if (any(out)) return false;
   }
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
     float* total = t.sum + (first_vector + v) * lanes;
     store(total, load(total) + sum[v]);
   }
+  return true;
 }
 
 // weights of a block, of which dropout takes some.
@@ -191,39 +199,62 @@ static void clear_output(ForwardTile& t) {
   for (int64_t i = 0; i < t.args.value_dim * tile; i += lanes) store(t.output + i, Vec{});
 }
 
+// Passes 1 and 2. Whether the scores are known to be in range: those that are plain products
+// show in pass 3, and are formed once more to be `settled`.
 template <int V, typename Of>
-static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
+static bool form_scores(ForwardTile& t, const KeyBlock& block, bool settles, Vec (&top)[V]) {
   const AttentionForward& args = t.args;
   const int64_t offset = block.first_vector * lanes;
   constexpr int width = Of::pairs ? 2 : 1;  // numbers in one place
-  if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
-  Vec top[V];
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
   const int64_t key_at =
       args.key.n * t.at.n + args.key.h * t.kv_head + args.key.t * block.first;
   score_block<Of, V>(static_cast<const float*>(args.key.data) + key_at / width,
                      args.key.t / width, block.keys, args.head_dim / width, t.query + offset,
-                     args.scale * log2e, t.scores + offset, top);
-  const bool capped = args.softcap > 0;
-  if (capped) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
+                     args.scale * log4e, t.scores + offset, top);
+  const bool changes = args.softcap > 0 || block.adds || block.blocks;
+  if (!settles) {
+    settles = out_of_range(top) ||
+              (changes && !all_in_range<V>(t.scores + offset, block.keys, tile));
+  }
+  if (settles) {
+    using Element = std::conditional_t<Of::pairs, BFloat16, float>;
+    if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, t.scores);
+    settle_scores<Element>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t,
+                            args.key.at<Element>(t.at.n, t.kv_head, block.first), args.key.t,
+                            args.head_dim, args.scale},
+                           t.at, block, t.scores);
+  }
+  if (!settles && !changes) return false;
+  if (args.softcap > 0) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
   if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, t.scores);
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, -__builtin_inff(), t.scores);
-  if (capped || block.adds || block.blocks) {
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
-    for (int64_t j = 0; j < block.keys; ++j) {
+  for (int v = 0; v < V; ++v) top[v] = broadcast(-__builtin_inff());
+  for (int64_t j = 0; j < block.keys; ++j) {
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) {
-        top[v] = max_drop_nan(top[v], load(t.scores + j * tile + offset + v * lanes));
-      }
+    for (int v = 0; v < V; ++v) {
+      top[v] = max_drop_nan(top[v], load(t.scores + j * tile + offset + v * lanes));
     }
   }
+  return true;
+}
+
+template <int V, typename Of>
+static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
+  const AttentionForward& args = t.args;
+  const int64_t offset = block.first_vector * lanes;
+  if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
+  Vec top[V];
+  bool settled = form_scores<V, Of>(t, block, false, top);
   raise_maximum<V>(t, top, block.first_vector);
   if (block.blocks) {
-    weigh_block<V, true>(t, block.keys, block.first_vector);
-  } else {
-    weigh_block<V, false>(t, block.keys, block.first_vector);
+    weigh_block<V, true>(t, block.keys, block.first_vector, settled);
+  } else if (!weigh_block<V, false>(t, block.keys, block.first_vector, settled)) {
+    settled = form_scores<V, Of>(t, block, true, top);
+    raise_maximum<V>(t, top, block.first_vector);
+    weigh_block<V, false>(t, block.keys, block.first_vector, settled);
   }
   const float* weights = t.scores;
   if (args.dropout.threshold) {
@@ -250,6 +281,11 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   if (args.weights.data) remember_block(t.strip, block, t.maximum);
 }
 
+// Any thread may, with the same number.
+MHA_INLINE void mark_not_finite(const AttentionForward& args) {
+  if (args.not_finite) __atomic_store_n(args.not_finite, 1, __ATOMIC_RELAXED);
+}
+
 // Divides by the sum and writes rows. A lane without any open key or sink has sum 0 and gives
 // 0.
 static void finish_tile(ForwardTile& t) {
@@ -268,8 +304,9 @@ static void finish_tile(ForwardTile& t) {
                   args.weights.t);
   }
   for (int v = 0; v < tile_vectors; ++v) inverse[v] *= args.dropout.factor;
-  transpose_out(t.output, tile, t.at.count, args.value_dim, inverse,
-                args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
+  const Vec wild = transpose_out(t.output, tile, t.at.count, args.value_dim, inverse,
+                                 args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
+  if (any(wild != Vec{})) mark_not_finite(args);
   if (!args.row_maximum) return;
   const int64_t row = (t.at.n * args.heads + t.at.h) * args.queries + t.at.first;
   for (int64_t i = 0; i < t.at.count; ++i) {
@@ -287,7 +324,7 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   t.scores = t.query + args.head_dim * tile;
   t.output = t.scores + key_block * tile;
   t.terms = t.output + args.value_dim * tile;
-  t.dropped = t.terms + key_block * tile;
+  t.dropped = t.terms + terms_size;
   if (args.weights.data) start_strip(t.strip, args.keys, t.dropped + key_block * tile);
   if (args.dropout.threshold) {
     start_dropout(t.dropout, args.dropout.seed,
@@ -296,7 +333,7 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   fetch_rows(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim);
   fetch_rows(args.output.at(at.n, at.h, at.first), args.output.t, at.count, args.value_dim);
   transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-               Of::pairs ? 1.0f : args.scale * log2e, t.query, tile);
+               Of::pairs ? 1.0f : args.scale * log4e, t.query, tile);
   if constexpr (Of::pairs) pair_rows<tile_vectors>(t.query, args.head_dim, t.query);
   start_rows(t);
   walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
@@ -308,14 +345,14 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
 
 static int64_t forward_scratch(const AttentionForward& args) {
   const int64_t strip = args.weights.data ? strip_size(args.keys) : 0;
-  return (args.head_dim + args.value_dim + 3 * key_block) * tile + strip;
+  return (args.head_dim + args.value_dim + 2 * key_block) * tile + terms_size + strip;
 }
 
 template <typename Of>
 static void forward_tiles(const AttentionForward& args, int64_t begin, int64_t end,
                           float* scratch) {
   for (int64_t i = begin; i < end; ++i) {
-    if (args.weights.data && args.averaged) {
+    if (args.averaged) {  // though without keys there is no memory for weights
       QueryTile at = query_tile(1, args.queries, i);
       for (at.h = 0; at.h < args.heads; ++at.h) forward_tile<Of>(args, at, scratch);
     } else {

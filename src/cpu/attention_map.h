@@ -3,7 +3,7 @@
 //
 // For a tile of queries and each block of keys that it may attend to:
 //   pass 1  scores = K Q^T, soft cap, added terms, -inf where blocked   [key][query]
-//   pass 2  weights = 2^(scores - row_maximum) * row_factor      [key][query]
+//   pass 2  weights = 4^(scores - row_maximum) * row_factor      [key][query]
 // then the block is written into rows, summed, or searched, and forgotten. Every sum is formed
 // by one thread in one order.
 
@@ -13,10 +13,11 @@ struct MapTile {
   int64_t kv_head;
   float *query, *weights, *terms;  // scratch: [D][tile], [key][tile], [key][tile]
   float maximum[tile], factor[tile];
+  bool at_limit;  // a row's maximum is so large that its scores may be held
 };
 
 static int64_t map_scratch(const MapSource& source) {
-  return (source.head_dim + 2 * key_block) * tile;
+  return (source.head_dim + key_block) * tile + terms_size;
 }
 
 // Lanes after the last query get weights 0.
@@ -27,25 +28,38 @@ static void start_map_tile(MapTile& t, float* scratch) {
   t.weights = t.query + source.head_dim * tile;
   t.terms = t.weights + key_block * tile;
   transpose_in(source.query.at(at.n, at.h, at.first), source.query.t, at.count, source.head_dim,
-               source.scale * log2e, t.query, tile);
+               source.scale * log4e, t.query, tile);
+  t.at_limit = false;
   for (int64_t i = 0; i < tile; ++i) {
     const bool given = i < at.count;
     t.maximum[i] = given ? *source.row_maximum.at(at.n, at.h, at.first + i) : 0;
     t.factor[i] = given ? *source.row_factor.at(at.n, at.h, at.first + i) : 0;
+    t.at_limit |= is_near_limit(t.maximum[i]);
   }
 }
 
 // Passes 1 and 2. Calls visit(j, v, exponent, weight) for each key j and vector v of the block;
-// a weight is 2^exponent * factor, and 0 where blocked, in a row of NaN too.
+// a weight is 4^exponent * factor, and 0 where blocked, in a row of NaN too.
 template <int V, typename Visit>
 MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& visit) {
   const MapSource& source = t.source;
   const int64_t offset = block.first_vector * lanes;
   const Vec minus_infinity = broadcast(-__builtin_inff());
   float* weights = t.weights + offset;
+  Vec wild[V] = {};
   for_each_score<V>(source.key.at(t.at.n, t.kv_head, block.first), source.key.t, block.keys,
                     source.head_dim, t.query + offset,
-                    [&](int64_t j, int v, Vec c) { store(weights + j * tile + v * lanes, c); });
+                    [&](int64_t j, int v, Vec c) {
+                      wild[v] = watch(wild[v], c);
+                      store(weights + j * tile + v * lanes, c);
+                    });
+  if (t.at_limit || found_wild(wild)) {
+    if (block.blocks) fill_blocked<V>(source.mask, t.at, block, 0.0f, t.weights);
+    settle_scores<float>({source.query.at(t.at.n, t.at.h, t.at.first), source.query.t,
+                          source.key.at(t.at.n, t.kv_head, block.first), source.key.t,
+                          source.head_dim, source.scale},
+                         t.at, block, t.weights);
+  }
   if (source.softcap > 0) cap_scores<V>(source.softcap, block.keys, tile, weights);
   if (block.adds) add_terms<V>(source.mask, t.at, block, t.terms, t.weights);
   if (block.blocks) fill_blocked<V>(source.mask, t.at, block, -__builtin_inff(), t.weights);
@@ -56,8 +70,8 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
       const Vec score = load(weights + j * tile + v * lanes);
-      const Vec exponent = max_keep_nan(broadcast(-127.0f), score - maximum[v]);
-      const Vec weight = score == minus_infinity ? Vec{} : exp2(exponent) * factor[v];
+      const Vec exponent = max_keep_nan(broadcast(-63.5f), score - maximum[v]);
+      const Vec weight = score == minus_infinity ? Vec{} : exp4(exponent) * factor[v];
       store(weights + j * tile + v * lanes, weight);
       visit(j, v, exponent, weight);
     }
@@ -108,7 +122,7 @@ static void rows_tile(const MapSource& source, const MapRows& wanted, const Quer
   const int64_t kv_head = at.h / (source.heads / source.kv_heads);
   float* rows = wanted.weights.at(at.n, wanted.averaged ? 0 : at.h, at.first);
   const float share = wanted.averaged ? 1.0f / static_cast<float>(source.heads) : 1.0f;
-  RowsTile t{{source, at, kv_head, {}, {}, {}, {}, {}},
+  RowsTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}},
              wanted,
              rows,
              share,
@@ -145,7 +159,7 @@ MHA_INLINE QueryChunk query_chunk(const MapSource& source, int64_t chunk, int64_
 struct SummaryTile : MapTile {
   const MapSummary& wanted;
   float* received;  // [key]
-  float log2_factor[tile], position[tile];
+  float log4_factor[tile], position[tile];
   float entropy[tile], distance[tile], placed[tile];
 };
 
@@ -184,13 +198,13 @@ template <int V>
 static void summary_block(SummaryTile& t, const KeyBlock& block) {
   const int64_t offset = block.first_vector * lanes;
   const bool given = block.first < t.source.mask.keys;  // extra keys have no position
-  Vec log2_factor[V], ahead[V], entropy[V] = {}, distance[V] = {}, placed[V] = {};
-  load_lanes(t.log2_factor + offset, log2_factor);
+  Vec log4_factor[V], ahead[V], entropy[V] = {}, distance[V] = {}, placed[V] = {};
+  load_lanes(t.log4_factor + offset, log4_factor);
   load_lanes(t.position + offset, ahead);
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) ahead[v] -= static_cast<float>(block.first);
   rebuild_block<V>(t, block, [&](int64_t, int v, Vec exponent, Vec weight) {
-    entropy[v] += weight * (exponent + log2_factor[v]);
+    entropy[v] += weight * (exponent + log4_factor[v]);
     distance[v] += weight * (ahead[v] < Vec{} ? -ahead[v] : ahead[v]);
     placed[v] += weight;
     ahead[v] -= 1.0f;
@@ -205,7 +219,7 @@ static void summary_block(SummaryTile& t, const KeyBlock& block) {
 
 static void map_summary(const MapSource& source, const MapSummary& wanted, int64_t index,
                         float* scratch) {
-  constexpr float minus_ln2 = -0.693147180559945309f;
+  constexpr float minus_ln4 = -1.38629436111989062f;
   const QueryChunk chunk = query_chunk(source, wanted.chunk, index);
   float* received = wanted.received + index * source.keys;
   for (int64_t j = 0; j < source.keys; ++j) received[j] = 0;
@@ -214,17 +228,17 @@ static void map_summary(const MapSource& source, const MapSummary& wanted, int64
     const int64_t kv_head = at.h / (source.heads / source.kv_heads);
     const int64_t row = (at.n * source.heads + at.h) * source.queries + first;
     SummaryTile t{
-        {source, at, kv_head, {}, {}, {}, {}, {}}, wanted, received, {}, {}, {}, {}, {}};
+        {source, at, kv_head, {}, {}, {}, {}, {}, {}}, wanted, received, {}, {}, {}, {}, {}};
     start_map_tile(t, scratch);
     for (int64_t i = 0; i < tile; ++i) {
-      t.log2_factor[i] = i < at.count ? wanted.log2_factor[row + i] : 0;
+      t.log4_factor[i] = i < at.count ? wanted.log4_factor[row + i] : 0;
       t.position[i] = static_cast<float>(first + i + wanted.shifts[at.n]);
     }
     walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
       MHA_FOR_VECTORS(block.vectors, summary_block, t, block);
     });
     for (int64_t i = 0; i < at.count; ++i) {
-      wanted.entropy[row + i] = t.entropy[i] * minus_ln2;
+      wanted.entropy[row + i] = t.entropy[i] * minus_ln4;
       wanted.distance[row + i] = t.distance[i];
       wanted.placed[row + i] = t.placed[i];
     }
@@ -275,7 +289,7 @@ static void map_pool(const MapSource& source, const MapPool& wanted, int64_t ind
     const QueryTile at{chunk.n, chunk.h, first, min64(tile, chunk.end - first)};
     const int64_t kv_head = at.h / (source.heads / source.kv_heads);
     PoolTile t{
-        {source, at, kv_head, {}, {}, {}, {}, {}}, wanted, scratch + map_scratch(source)};
+        {source, at, kv_head, {}, {}, {}, {}, {}, {}}, wanted, scratch + map_scratch(source)};
     start_map_tile(t, scratch);
     for (int64_t i = 0; i < wanted.columns * tile; ++i) t.sums[i] = 0;
     walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
@@ -344,7 +358,7 @@ static void map_top(const MapSource& source, const MapTop& wanted, int64_t index
   const QueryTile at = query_tile(source.heads, source.queries, index);
   const int64_t count = wanted.count, kv_head = at.h / (source.heads / source.kv_heads);
   const int64_t row = (at.n * source.heads + at.h) * source.queries + at.first;
-  TopTile t{{source, at, kv_head, {}, {}, {}, {}, {}},
+  TopTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}},
             wanted,
             wanted.values + row * count,
             wanted.keys + row * count,

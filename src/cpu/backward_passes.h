@@ -19,11 +19,12 @@ struct BackwardTile {
   KeySpan chunk;                         // the keys whose gradients are wanted
   float *query, *grad_output;            // [D][tile], [Dv][tile]
   float *weights, *grad_scores, *terms;  // [key][tile]
-  float* slopes;                         // [key][tile], with a soft cap
+  float* slopes;  // [key][tile], with a soft cap or rows at the limit
   float* grad_query;                     // [tile][D]
   bool keeps_all;     // weights and grad_scores hold all keys that the tile sees
   int64_t first_key;  // of those
   float maximum[tile], factor[tile], delta[tile];
+  bool at_limit;  // a row's maximum is so large that its scores may be held
   TileDropout dropout;
 };
 
@@ -109,40 +110,91 @@ MHA_INLINE int64_t block_offset(const BackwardTile& t, const KeyBlock& block) {
                              : (few_keys + block.first - given) * tile;
 }
 
-// pass 1
+// No gradient flows through a score that is held at the limit.
 template <int V>
-static void recompute_weights(BackwardTile& t, const KeyBlock& block) {
+static void mark_held_scores(const float* scores, int64_t keys, float* slopes) {
+  for (int64_t j = 0; j < keys; ++j, scores += tile, slopes += tile) {
+    for (int v = 0; v < V; ++v) {
+      const Vec score = load(scores + v * lanes);
+      const IntVec held = (score >= score_limit) | (score <= -score_limit);
+      store(slopes + v * lanes, held ? Vec{} : broadcast(1.0f));
+    }
+  }
+}
+
+// Nor through a sum with added terms, and then none into the terms either: slope -1.
+template <int V>
+static void mark_held_sums(const float* sums, int64_t keys, float* slopes) {
+  for (int64_t j = 0; j < keys; ++j, sums += tile, slopes += tile) {
+    for (int v = 0; v < V; ++v) {
+      const Vec sum = load(sums + v * lanes);
+      const IntVec held = (sum >= score_limit) | (sum <= -score_limit);
+      store(slopes + v * lanes, held ? broadcast(-1.0f) : load(slopes + v * lanes));
+    }
+  }
+}
+
+// pass 1 where scores are capped, added to or perhaps out of range.
+template <int V>
+static void recompute_masked_weights(BackwardTile& t, const KeyBlock& block,
+                                     const Vec (&maximum)[V], const Vec (&factor)[V]) {
   const AttentionBackward& args = *t.args;
   const int64_t offset = block.first_vector * lanes;
   const float* key = args.key.at(t.at.n, t.kv_head, block.first);
   float* block_weights = t.weights + block_offset(t, block);
   float* weights = block_weights + offset;
-  Vec maximum[V], factor[V];
+  Vec wild[V] = {};
+  for_each_score<V>(key, args.key.t, block.keys, args.head_dim, t.query + offset,
+                    [&](int64_t j, int v, Vec c) {
+                      wild[v] = watch(wild[v], c);
+                      store(weights + j * tile + v * lanes, c);
+                    });
+  if (t.at_limit || found_wild(wild)) {
+    if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
+    settle_scores<float>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t, key,
+                          args.key.t, args.head_dim, args.scale},
+                         t.at, block, block_weights);
+  }
+  float* slopes = t.slopes + block_offset(t, block) + offset;
+  if (args.softcap > 0) {
+    cap_scores<V>(args.softcap, block.keys, tile, weights, slopes);
+  } else if (t.at_limit) {
+    mark_held_scores<V>(weights, block.keys, slopes);
+  }
+  if (block.adds) {
+    add_terms<V>(args.mask, t.at, block, t.terms, block_weights);
+    if (t.at_limit) mark_held_sums<V>(weights, block.keys, slopes);
+  }
+  for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      float* weight = weights + j * tile + v * lanes;
+      store(weight, exp4(load(weight) - maximum[v]) * factor[v]);
+    }
+  }
+}
+
+// pass 1
+template <int V>
+static void recompute_weights(BackwardTile& t, const KeyBlock& block) {
+  const AttentionBackward& args = *t.args;
+  const int64_t offset = block.first_vector * lanes;
+  float* block_weights = t.weights + block_offset(t, block);
+  float* weights = block_weights + offset;
+  Vec maximum[V], factor[V], wild[V] = {};
   load_lanes(t.maximum + offset, maximum);
   load_lanes(t.factor + offset, factor);
 
-  if (block.adds || args.softcap > 0) {
-    for_each_score<V>(
-        key, args.key.t, block.keys, args.head_dim, t.query + offset,
-        [&](int64_t j, int v, Vec c) { store(weights + j * tile + v * lanes, c); });
-    if (args.softcap > 0) {
-      cap_scores<V>(args.softcap, block.keys, tile, weights,
-                    t.slopes + block_offset(t, block) + offset);
-    }
-    if (block.adds) add_terms<V>(args.mask, t.at, block, t.terms, block_weights);
-    for (int64_t j = 0; j < block.keys; ++j) {
-#pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) {
-        float* weight = weights + j * tile + v * lanes;
-        store(weight, exp2(load(weight) - maximum[v]) * factor[v]);
-      }
-    }
-  } else {
-    for_each_score<V>(key, args.key.t, block.keys, args.head_dim, t.query + offset,
-                      [&](int64_t j, int v, Vec c) {
-                        store(weights + j * tile + v * lanes, exp2(c - maximum[v]) * factor[v]);
+  bool plain = !block.adds && args.softcap <= 0 && !t.at_limit;
+  if (plain) {
+    for_each_score<V>(args.key.at(t.at.n, t.kv_head, block.first), args.key.t, block.keys,
+                      args.head_dim, t.query + offset, [&](int64_t j, int v, Vec c) {
+                        wild[v] = watch(wild[v], c);
+                        store(weights + j * tile + v * lanes, exp4(c - maximum[v]) * factor[v]);
                       });
+    plain = !found_wild(wild);
   }
+  if (!plain) recompute_masked_weights<V>(t, block, maximum, factor);
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
 }
 
@@ -231,10 +283,23 @@ static void score_gradients(BackwardTile& t, const KeyBlock& block) {
   }
 }
 
+template <int V>
+static void drop_held_sums(BackwardTile& t, const KeyBlock& block) {
+  const int64_t at = block_offset(t, block) + block.first_vector * lanes;
+  for (int64_t j = 0; j < block.keys; ++j) {
+    for (int v = 0; v < V; ++v) {
+      float* gradient = t.grad_scores + at + j * tile + v * lanes;
+      const Vec slope = load(t.slopes + at + j * tile + v * lanes);
+      store(gradient, slope < Vec{} ? Vec{} : load(gradient));
+    }
+  }
+}
+
 // The gradient of the terms that the mask adds, as pass 4 of `backward_added`.
 template <int V>
 static void add_to_mask(BackwardTile& t, const KeyBlock& block) {
   float* gradients = t.grad_scores + block_offset(t, block);
+  if (t.at_limit) drop_held_sums<V>(t, block);
   if (block.blocks) fill_blocked<V>(t.args->mask, t.at, block, 0.0f, gradients);
   const Rows<float>& to = t.args->grad_added;
   for (int v = 0; v < V; ++v) {
@@ -253,7 +318,7 @@ static void add_products(BackwardTile& t, const KeyBlock& block) {
   const float* weights = t.weights + block_offset(t, block) + offset;
   float* block_gradients = t.grad_scores + block_offset(t, block);
   const float* gradients = block_gradients + offset;
-  if (args.softcap > 0) {
+  if (args.softcap > 0 || t.at_limit) {
     multiply_slopes<V>(t.slopes + block_offset(t, block) + offset, block.keys, tile,
                        block_gradients + offset);
   }
@@ -278,6 +343,10 @@ template <int V>
 static void first_passes(BackwardTile& t, const KeyBlock& block) {
   recompute_weights<V>(t, block);
   weight_gradients<V, false>(t, block);
+  // 0 * infinity is NaN, and a blocked value may be so large that its product overflows.
+  if (block.blocks) {
+    fill_blocked<V>(t.args->mask, t.at, block, 0.0f, t.grad_scores + block_offset(t, block));
+  }
   add_to_delta<V>(t, block);
 }
 

@@ -5,7 +5,8 @@
 // are split into chunks of a fixed length, whatever the number of threads, and the chunks'
 // results are merged in order:
 //   pass 1  scores, key by key; one transpose turns the sums of some into a vector
-//   pass 2  soft cap, blocks and added terms, maximum and sum of the chunk
+//   pass 2  scores out of range once more; soft cap, blocks and added terms, maximum and sum of
+//           the chunk
 //   pass 3  output = weights V, kept apart for each chunk
 //   merge   outputs and sums of all chunks relative to the largest maximum
 //
@@ -39,21 +40,42 @@ static int64_t decode_partials(const AttentionForward& args) {
          partial_size(args);
 }
 
-// pass 2 for one row: the terms that the mask adds, held at the lowest finite number.
+// pass 2 for one row: forms the scores again that are out of range.
+template <typename Element>
+static void settle_row(const ScoredRows<Element>& rows, int64_t count, float* scores) {
+  const int64_t whole = count - count % lanes;
+  bool settled = all_in_range<1>(scores, whole / lanes, lanes);
+  for (int64_t j = whole; j < count; ++j) settled &= in_range(scores[j]);
+  if (settled || has_nan(rows.query, rows.depth)) return;
+  for (int64_t j = 0; j < count; ++j) {
+    if (in_range(scores[j]) || has_nan(rows.key + j * rows.key_stride, rows.depth)) continue;
+    scores[j] = exact_score(rows, 0, j);
+  }
+}
+
+// pass 2 for one row: the terms that the mask adds. Their sum and the scores' are held.
 static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t query,
                              int64_t first, int64_t count, float* scores) {
-  for (const auto* added : {&mask.added, &mask.relative}) {
-    if (!added->data) continue;
-    const float* terms = added->at(t.n, t.h, query) + first;
-    int64_t j = 0;
-    for (; j + lanes <= count; j += lanes) {
-      store(scores + j,
-            max_keep_nan(broadcast(lowest), load(scores + j) + load(terms + j) * log2e));
+  const Rows<const float>* kinds[] = {&mask.added, &mask.added_keys, &mask.relative};
+  const float* terms[3];
+  int count_of_kinds = 0;
+  for (const auto* kind : kinds) {
+    if (kind->data) terms[count_of_kinds++] = kind->at(t.n, t.h, query) + first;
+  }
+  if (count_of_kinds == 0) return;
+  const auto add = [&](Vec score, const auto& term_of) {
+    Vec term = term_of(terms[0]);
+    for (int i = 1; i < count_of_kinds; ++i) {
+      term = hold(largest_float, term + term_of(terms[i]));
     }
-    for (; j < count; ++j) {
-      const float sum = scores[j] + terms[j] * log2e;
-      scores[j] = sum < lowest ? lowest : sum;
-    }
+    return hold(score_limit, score + term * log4e);
+  };
+  int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    store(scores + j, add(load(scores + j), [&](const float* of) { return load(of + j); }));
+  }
+  for (; j < count; ++j) {
+    scores[j] = add(broadcast(scores[j]), [&](const float* of) { return broadcast(of[j]); })[0];
   }
 }
 
@@ -102,7 +124,7 @@ static void decode_softmax(float* scores, int64_t count, float* maximum, float* 
   Vec total = {};
   for (int64_t j = 0; j < decode_chunk; j += lanes) {
     const Vec score = load(scores + j);
-    const Vec weight = score == minus_infinity ? Vec{} : exp2(score - from);
+    const Vec weight = score == minus_infinity ? Vec{} : exp4(score - from);
     store(scores + j, weight);
     total += weight;
   }
@@ -140,7 +162,7 @@ template <typename Of, int R>
 static void arrange_queries(const AttentionForward& args, int64_t n, int64_t kv_head,
                             int64_t row, int64_t places, float* to) {
   const int64_t group = args.heads / args.kv_heads;
-  const float factor = args.scale * log2e;
+  const float factor = args.scale * log4e;
   for (int64_t r = 0; r < R; ++r) {
     const int64_t h = kv_head * group + (row + r) / args.queries;
     const float* query = args.query.at(n, h, (row + r) % args.queries);
@@ -186,8 +208,11 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
   float* partial = partials + index * rows * size;
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * decode_chunk;
-    if constexpr (Of::pairs) scale_scores(row, args.scale * log2e);
+    if constexpr (Of::pairs) scale_scores(row, args.scale * log4e);
     const QueryTile t{n, kv_head * group + r / args.queries, 0, args.queries};
+    settle_row<Element>({args.query.at(n, t.h, r % args.queries), 0, key, args.key.t,
+                         args.head_dim, args.scale},
+                        count, row);
     if (args.softcap > 0) {
       cap_scores<1>(args.softcap, ceil_div(count, lanes), lanes, row);
     }
@@ -252,17 +277,22 @@ static void merge_decoded(const AttentionForward& args, const float* partials) {
       }
       float* output = args.output.at(head / args.kv_heads, h, r % args.queries);
       for (int64_t d = 0; d < args.value_dim; ++d) output[d] = 0;
-      float sum = args.sinks ? exp2(broadcast(sink - maximum))[0] : 0.0f;
+      float sum = args.sinks ? exp4(broadcast(sink - maximum))[0] : 0.0f;
       for (int64_t c = 0; c < chunks; ++c) {
         const float* partial = first + c * rows * size;
         if (partial[1] == 0) continue;  // the chunk is blocked
         const float factor =
-            partial[0] == maximum ? 1.0f : exp2(broadcast(partial[0] - maximum))[0];
+            partial[0] == maximum ? 1.0f : exp4(broadcast(partial[0] - maximum))[0];
         sum += partial[1] * factor;
         for (int64_t d = 0; d < args.value_dim; ++d) output[d] += partial[2 + d] * factor;
       }
       const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
-      for (int64_t d = 0; d < args.value_dim; ++d) output[d] *= inverse;
+      float wild = 0;
+      for (int64_t d = 0; d < args.value_dim; ++d) {
+        output[d] *= inverse;
+        wild += output[d] * 0.0f;
+      }
+      if (wild != 0) mark_not_finite(args);
     }
   }
 }

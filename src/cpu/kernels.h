@@ -54,6 +54,8 @@ struct KernelMask {
   int64_t pair_plane_n = 0, pair_plane_h = 0;  // plane = n * pair_plane_n + h * pair_plane_h
   /// Added to the scaled scores, at data[n][h][query][key]. Null: nothing.
   Rows<const float> added;
+  /// The same for keys, whatever the query: t = 0. Null: nothing.
+  Rows<const float> added_keys;
   /// The same, by distance: rows of a table over each other, t = -1. Null: nothing.
   Rows<const float> relative;
   /// Numbers of documents, not negative; a pair is open where they are equal. -1 fills up the
@@ -89,7 +91,9 @@ struct AttentionForward {
   /// For `forward` over bfloat16, as `pair_values` left them.
   const uint32_t* value_pairs = nullptr;
   Rows<float> output;
-  /// For the backward, (N, H, L) each: weight = 2^(score * log2(e) - row_maximum) * row_factor.
+  /// Becomes 1 if a number of the output is infinite or NaN; else it stays.
+  int32_t* not_finite = nullptr;
+  /// For the backward, (N, H, L) each: weight = 4^(score * log4(e) - row_maximum) * row_factor.
   /// Two numbers, since in their sum a large maximum would swallow the factor. Null: not
   /// wanted.
   float *row_maximum = nullptr, *row_factor = nullptr;
@@ -185,7 +189,7 @@ struct MapRows {
 /// the keys that the mask speaks of the sums of weight * |query + shifts[n] - key| and of
 /// weight.
 struct MapSummary {
-  const float* log2_factor;  // (N, H, L), of row_factor; finite where that is 0
+  const float* log4_factor;  // (N, H, L), of row_factor; finite where that is 0
   const int64_t* shifts;     // (N)
   float *entropy, *distance, *placed;
   int64_t chunk;    // queries of one task, a multiple of the tile

@@ -22,6 +22,7 @@ namespace {
 #include "transpose.h"
 #include "pair_mask.h"
 #include "key_walk.h"
+#include "score_range.h"
 #include "softcap.h"
 #include "dropout.h"
 #include "weight_strip.h"

@@ -1,8 +1,10 @@
 // Which blocks of keys a tile of queries needs, and the masks inside a block. Shared by the
 // forward and the backward kernels. Included once per ISA (see vec.h).
 
-constexpr float log2e = 1.44269504088896341f;
-constexpr float lowest = -3.402823466e+38f;
+// Scores are held in units of ln 4, in which float32 has room for all that it can hold without:
+// in those of ln 2, three numbers in ten would become infinite.
+constexpr float log4e = 1.44269504088896341f / 2;
+constexpr float largest_float = 3.402823466e+38f, score_limit = largest_float * log4e;
 
 // Up to `tile` queries of one head.
 struct QueryTile {
@@ -93,31 +95,51 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
   }
 }
 
-// scores += added * log2(e), held at the lowest finite number, since a sum of large finite
-// terms must not turn into a block. `terms` is scratch for one block.
+// The terms that the mask adds to a block's scores, at terms[key][lane], with zeros in the lanes
+// after the last query.
 template <int V>
-static void add_rows(const Rows<const float>& added, const QueryTile& t, const KeyBlock& block,
-                     float* terms, float* scores) {
+static void read_terms(const Rows<const float>& added, const QueryTile& t,
+                       const KeyBlock& block, float* terms) {
   const int64_t first_lane = block.first_vector * lanes;
   const int64_t count = min64(t.count - first_lane, V * lanes);
   transpose(added.at(t.n, t.h, t.first + first_lane) + block.first, added.t, count, block.keys,
             terms, tile);
+  if (count == V * lanes) return;
   for (int64_t j = 0; j < block.keys; ++j) {
-    float* row = scores + j * tile + first_lane;
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) {
-      const Vec sum = load(row + v * lanes) + load(terms + j * tile + v * lanes) * log2e;
-      store(row + v * lanes, max_keep_nan(broadcast(lowest), sum));
-    }
+    for (int64_t i = count; i < V * lanes; ++i) terms[j * tile + i] = 0;
   }
 }
 
-// All terms that the mask adds.
+// Floats of scratch for the terms of one block.
+constexpr int64_t terms_size = 2 * key_block * tile;
+
+// scores += terms * log4(e). The terms' sum and the scores' are held, since large finite ones
+// must neither become a block nor NaN.
 template <int V>
 static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock& block,
                       float* terms, float* scores) {
-  if (mask.added.data) add_rows<V>(mask.added, t, block, terms, scores);
-  if (mask.relative.data) add_rows<V>(mask.relative, t, block, terms, scores);
+  float* others = terms + key_block * tile;
+  bool first = true;
+  for (const auto* kind : {&mask.added, &mask.added_keys, &mask.relative}) {
+    if (!kind->data) continue;
+    read_terms<V>(*kind, t, block, first ? terms : others);
+    for (int64_t j = 0; j < block.keys && !first; ++j) {
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        const int64_t at = j * tile + v * lanes;
+        store(terms + at, hold(largest_float, load(terms + at) + load(others + at)));
+      }
+    }
+    first = false;
+  }
+  for (int64_t j = 0; j < block.keys; ++j) {
+    float* row = scores + j * tile + block.first_vector * lanes;
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const Vec term = load(terms + j * tile + v * lanes);
+      store(row + v * lanes, hold(score_limit, load(row + v * lanes) + term * log4e));
+    }
+  }
 }
 
 // From the lowest to the highest number of a document.
@@ -209,7 +231,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
   const SampleBand band = band_of(mask, t.n);
-  const bool adds = mask.added.data || mask.relative.data;
+  const bool adds = mask.added.data || mask.added_keys.data || mask.relative.data;
   const DocumentRange documents =
       mask.key_documents ? document_range(documents_of(mask, t), t.count) : DocumentRange{};
   const uint64_t* pair_bits = nullptr;

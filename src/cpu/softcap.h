@@ -7,11 +7,11 @@ struct Tanh {
   Vec slope;  // 1 - tanh(x)^2, without the cancellation
 };
 
-// Relative error below 2e-7, near 0 too: 1 - 2 e / (1 + e) with e = 2^(-2 log2(e) |x|) has so
+// Relative error below 2e-7, near 0 too: 1 - 2 e / (1 + e) with e = 4^(-2 log4(e) |x|) has so
 // many digits from |x| = 1 on, and below an odd polynomial does.
 MHA_INLINE Tanh tanh(Vec x) {
   const Vec magnitude = x < Vec{} ? -x : x;
-  const Vec e = exp2(magnitude * (-2.0f * log2e));
+  const Vec e = exp4(magnitude * -(2.0f * log4e));
   const Vec share = e / (e + 1.0f);
   const Vec far = 1.0f - 2.0f * share;
   const Vec square = x * x;
@@ -28,10 +28,10 @@ MHA_INLINE Tanh tanh(Vec x) {
   return {magnitude < broadcast(1.0f) ? near : signed_far, 4.0f * share / (e + 1.0f)};
 }
 
-// Caps scores[row][V vectors], which come and stay multiplied by log2(e), as everywhere.
+// Caps scores[row][V vectors], which come and stay multiplied by log4(e), as everywhere.
 template <int V>
 MHA_APART void cap_scores(float softcap, int64_t rows, int64_t stride, float* scores) {
-  const float cap = softcap * log2e, inverse = 1.0f / cap;
+  const float cap = softcap * log4e, inverse = 1.0f / cap;
   for (int64_t j = 0; j < rows; ++j, scores += stride) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
@@ -44,7 +44,7 @@ MHA_APART void cap_scores(float softcap, int64_t rows, int64_t stride, float* sc
 template <int V>
 MHA_APART void cap_scores(float softcap, int64_t rows, int64_t stride, float* scores,
                           float* slopes) {
-  const float cap = softcap * log2e, inverse = 1.0f / cap;
+  const float cap = softcap * log4e, inverse = 1.0f / cap;
   for (int64_t j = 0; j < rows; ++j, scores += stride, slopes += stride) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
@@ -55,13 +55,15 @@ MHA_APART void cap_scores(float softcap, int64_t rows, int64_t stride, float* sc
   }
 }
 
+// A slope of -1 stands for 0 (see `mark_held_sums`).
 template <int V>
 MHA_APART void multiply_slopes(const float* slopes, int64_t rows, int64_t stride,
                                float* gradients) {
   for (int64_t j = 0; j < rows; ++j, slopes += stride, gradients += stride) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
-      store(gradients + v * lanes, load(gradients + v * lanes) * load(slopes + v * lanes));
+      const Vec slope = max_keep_nan(Vec{}, load(slopes + v * lanes));
+      store(gradients + v * lanes, load(gradients + v * lanes) * slope);
     }
   }
 }

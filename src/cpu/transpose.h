@@ -62,17 +62,21 @@ static void transpose_in(const float* from, int64_t from_stride, int64_t rows, i
 }
 
 // The way back: to[r * to_stride + c] = factor[r] * from[c * from_stride + r]; rows of `from`
-// are whole vectors.
-static void transpose_out(const float* from, int64_t from_stride, int64_t rows, int64_t columns,
-                          const Vec* factor, float* to, int64_t to_stride) {
+// are whole vectors. Gives NaN in a lane that held an infinity or NaN, perhaps of no row.
+static Vec transpose_out(const float* from, int64_t from_stride, int64_t rows, int64_t columns,
+                         const Vec* factor, float* to, int64_t to_stride) {
   const int64_t whole = columns - columns % lanes;
+  Vec wild[2] = {};  // two, since one sum would wait for itself
   for (int64_t r = 0; r < rows; r += lanes) {
     const int64_t count = min64(lanes, rows - r);
     const Vec f = factor[r / lanes];
     for (int64_t c = 0; c < whole; c += lanes) {
       Vec block[lanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < lanes; ++i) block[i] = load(from + (c + i) * from_stride + r) * f;
+      for (int i = 0; i < lanes; ++i) {
+        block[i] = load(from + (c + i) * from_stride + r) * f;
+        wild[i % 2] += block[i] * 0.0f;
+      }
       transpose_step<lanes / 2>(block);
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; ++i) {
@@ -81,9 +85,11 @@ static void transpose_out(const float* from, int64_t from_stride, int64_t rows, 
     }
     for (int64_t c = whole; c < columns; ++c) {
       const Vec column = load(from + c * from_stride + r) * f;
+      wild[0] += column * 0.0f;
       for (int64_t i = 0; i < count; ++i) to[(r + i) * to_stride + c] = column[i];
     }
   }
+  return wild[0] + wild[1];
 }
 
 // to[c * to_stride + r] = from[r * from_stride + c] for `rows` x `columns`.

@@ -92,6 +92,11 @@ MHA_INLINE IntVec as_int(Vec v) {
 MHA_INLINE Vec max_keep_nan(Vec floor, Vec x) {
   return x < floor ? floor : x;
 }
+// The nearest to `x` of [-limit, limit]; where `x` is NaN, NaN.
+MHA_INLINE Vec hold(float limit, Vec x) {
+  x = max_keep_nan(broadcast(-limit), x);
+  return x > broadcast(limit) ? broadcast(limit) : x;
+}
 // The larger of two; where `x` is NaN, `floor`.
 MHA_INLINE Vec max_drop_nan(Vec floor, Vec x) {
   return x > floor ? x : floor;
@@ -113,12 +118,12 @@ MHA_INLINE bool any(IntVec v) {
 // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
 constexpr float round_magic = 12582912.0f;
 
-// 2^x for x <= 127, relative error below 2e-7; 0 below -126.5. NaN gives NaN: the integer part
+// 4^x for x <= 63.5, relative error below 2e-7; 0 below -63.25. NaN gives NaN: the integer part
 // becomes a factor, since added to a NaN's exponent it could make it finite.
-MHA_INLINE Vec exp2(Vec x) {
-  x = max_keep_nan(broadcast(-127.0f), x);
-  const Vec shifted = x + (round_magic + 127.0f);
-  const Vec f = x - (shifted - (round_magic + 127.0f));
+MHA_INLINE Vec exp4(Vec x) {
+  x = max_keep_nan(broadcast(-63.5f), x);
+  const Vec shifted = x * 2.0f + (round_magic + 127.0f);
+  const Vec f = x * 2.0f - (shifted - (round_magic + 127.0f));
   // Minimax for 2^f on [-1/2, 1/2] with the constant term fixed to 1: 9.1e-8 before rounding.
   Vec p = broadcast(1.326472888795078e-3f);
   p = p * f + 9.6715136371645e-3f;

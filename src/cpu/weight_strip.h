@@ -109,9 +109,9 @@ static void write_weights(const WeightStrip& strip, const QueryTile& t, int64_t 
     clear(block.first, end, 0, block.first_vector * lanes);
     clear(block.first, end, end_vector * lanes, tile);
     for (int64_t v = block.first_vector; v < end_vector; ++v) {
-      // Maxima are integers but where added terms are huge, so this is a power of two.
+      // Maxima are integers but where added terms are huge, so this is a power of four.
       const Vec then = load(block.maximum + v * lanes), now = load(maximum + v * lanes);
-      const Vec rescale = then == now ? broadcast(1.0f) : exp2(then - now);
+      const Vec rescale = then == now ? broadcast(1.0f) : exp4(then - now);
       const Vec blocked = broadcast(-__builtin_inff());
       const Vec by = then == blocked ? Vec{} : rescale * inverse[v] * factor;
       const float* from = strip.weights + block.first * tile + v * lanes;

@@ -7,25 +7,18 @@
 #include <system_error>
 #include <utility>
 
+#include "files/path.h"
+
 namespace mha::detail {
 namespace fs = std::filesystem;
 
-std::string last_error() {
-  return errno == 0 ? "unknown error" : std::generic_category().message(errno);
-}
-
-// A device or a pipe may never end, and has no places to read at.
-void check_regular_file(const std::string& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  TORCH_CHECK(fs::exists(status), path,
-              ": cannot be opened: ", error ? error.message() : "No such file or directory");
-  TORCH_CHECK(fs::is_regular_file(status), path, ": expected a regular file, found ",
-              fs::is_directory(status) ? "a directory" : "a device, pipe or socket");
-}
-
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  check_regular_file(path_);
+  check_path(path_);
+  std::error_code error;
+  const fs::file_status status = fs::status(path_, error);
+  TORCH_CHECK(fs::exists(status), path_,
+              ": cannot be opened: ", error ? error.message() : "No such file or directory");
+  check_is_regular(path_, status);
   errno = 0;
   stream_.open(path_, std::ios::binary | std::ios::ate);
   TORCH_CHECK(stream_.is_open(), path_, ": cannot be opened: ", last_error());

@@ -7,12 +7,6 @@
 
 namespace mha::detail {
 
-/// Throws `c10::Error` unless `path` is a regular file or a link to one.
-void check_regular_file(const std::string& path);
-
-/// The text of `errno`.
-std::string last_error();
-
 /// A file open for reading at any place. Not for use by two threads at once.
 class InputFile {
  public:

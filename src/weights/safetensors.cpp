@@ -5,15 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
-#include <system_error>
 #include <utility>
 
+#include "files/whole_file.h"
+#include "given_tensor.h"
 #include "weights/excerpt.h"
 #include "weights/safetensors_header.h"
 
@@ -22,7 +18,6 @@
 #endif
 
 namespace mha::detail {
-namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kLengthSize = 8;  // the header's length, in front of it
@@ -38,6 +33,7 @@ OrderedTensors in_file_order(const std::string& path, const TensorFile& file) {
     TORCH_CHECK(tensor.layout() == at::kStrided && find_dtype(tensor.scalar_type()) != nullptr,
                 path, ": tensor ", excerpt(name),
                 ": expected a dense tensor of a real dtype, found ", tensor.toString());
+    check_memory({path.c_str(), excerpt(name).c_str()}, tensor);
   }
   // Stable: names of one dtype stay in the order of the map.
   std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
@@ -79,50 +75,6 @@ std::string header_text(const std::string& path, const Metadata& metadata,
               ": header: expected at most ", kMaxHeaderSize, " bytes, found ", text.size());
   return text;
 }
-
-// A file that disappears again unless it was given its final name.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const fs::path& target) : target_(target) {
-    std::random_device random;
-    // Not derived from the target's name, which may be as long as names can be.
-    path_ = target.parent_path() /
-            (".mha-" + std::to_string(random()) + "-" + std::to_string(random()) + ".tmp");
-    errno = 0;
-    stream_.open(path_, std::ios::binary);
-    TORCH_CHECK(stream_.is_open(), target_.string(), ": cannot be written: ", last_error());
-  }
-  ~TemporaryFile() {
-    stream_.close();
-    std::error_code ignored;  // after a rename there is nothing left to remove
-    fs::remove(path_, ignored);
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  void write(const void* data, size_t size) {
-    errno = 0;
-    stream_.write(static_cast<const char*>(data), static_cast<std::streamsize>(size));
-    check(stream_.good());
-  }
-
-  void rename_to_target() {
-    errno = 0;
-    stream_.close();
-    check(stream_.good());
-    std::error_code error;
-    fs::rename(path_, target_, error);
-    TORCH_CHECK(!error, target_.string(), ": cannot be written: ", error.message());
-  }
-
- private:
-  void check(bool good) const {
-    TORCH_CHECK(good, target_.string(), ": cannot be written: ", last_error());
-  }
-
-  fs::path target_, path_;
-  std::ofstream stream_;
-};
 
 }  // namespace
 
@@ -174,20 +126,14 @@ void write_safetensors(const std::string& path, const TensorFile& file) {
     length[i] = static_cast<unsigned char>(header.size() >> 8 * i);
   }
 
-  std::error_code error;
-  if (fs::exists(fs::status(path, error))) check_regular_file(path);
-  // Through a link, so that the file it points to is replaced and not the link.
-  const fs::path target = fs::is_symlink(fs::symlink_status(path, error))
-                              ? fs::weakly_canonical(path, error)
-                              : fs::path(path);
-  TemporaryFile out(target);
+  WholeFile out(path);
   out.write(length.data(), length.size());
   out.write(header.data(), header.size());
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor data = tensor.detach().resolve_neg().cpu().contiguous();
     if (data.numel() > 0) out.write(data.data_ptr(), data.nbytes());
   }
-  out.rename_to_target();
+  out.finish();
 }
 
 }  // namespace mha::detail

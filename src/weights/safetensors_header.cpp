@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "message.h"
 #include "weights/excerpt.h"
 #include "weights/json_text.h"
 
@@ -198,7 +199,7 @@ class HeaderHandler {
     const int64_t size = byte_size();
     if (size != entry_.end - entry_.begin) {
       fail("expected " + std::to_string(size) + " bytes for " +
-           std::string(entry_.dtype->name) + " " + c10::str(at::IntArrayRef(entry_.shape)) +
+           std::string(entry_.dtype->name) + " " + message(at::IntArrayRef(entry_.shape)) +
            ", found " + std::to_string(entry_.end - entry_.begin) + " in " + offsets());
     }
     keep(key_.size() + sizeof(TensorEntries::value_type) +
@@ -213,7 +214,7 @@ class HeaderHandler {
       const int64_t factor = std::max<int64_t>(dimension, 1);
       if (nonzero_product > kMaxInt / entry_.dtype->bits / factor) {
         fail("shape: expected fewer than 2^63 bits, found " +
-             c10::str(at::IntArrayRef(entry_.shape)));
+             message(at::IntArrayRef(entry_.shape)));
       }
       nonzero_product *= factor;
       count *= dimension;
@@ -221,7 +222,7 @@ class HeaderHandler {
     const int64_t bits = count * entry_.dtype->bits;
     if (bits % 8 != 0) {
       fail("shape: expected whole bytes, found " + std::string(entry_.dtype->name) + " " +
-           c10::str(at::IntArrayRef(entry_.shape)));
+           message(at::IntArrayRef(entry_.shape)));
     }
     return bits / 8;
   }

@@ -5,11 +5,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <locale>
 #include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "message.h"
 #include "module_checks.h"
 #include "weights/excerpt.h"
 #include "weights/layout.h"
@@ -58,13 +60,13 @@ std::string rotary_problem(const detail::TensorSource& file,
   const auto& rotary = module.options.rotary();
   if (!saved) return {};
   if (!rotary) {
-    return c10::str("\n  rotary: expected none, found ", *saved, " in the metadata");
+    return detail::message("\n  rotary: expected none, found ", *saved, " in the metadata");
   }
   const auto dim = [&](const RotaryOptions& options) {
     return options.rotary_dim().value_or(module.head_dim());
   };
   if (saved->pairing() == rotary->pairing() && dim(*saved) == dim(*rotary)) return {};
-  return c10::str("\n  rotary: expected pairs ", rotary->pairing(), " in ", dim(*rotary),
+  return detail::message("\n  rotary: expected pairs ", rotary->pairing(), " in ", dim(*rotary),
                   " elements, found ", saved->pairing(), " in ", dim(*saved),
                   " in the metadata");
 }
@@ -78,6 +80,7 @@ void check_layer(const detail::TensorSource& file, Layout layout,
   constexpr size_t max_unexpected = 20;  // of a whole model that has no such prefix
   const std::string& prefix = options.prefix();
   std::ostringstream problems;
+  problems.imbue(std::locale::classic());
   size_t unexpected = 0;
   for (const LayoutTensor& tensor : expected) {
     const std::string name = detail::join(prefix, tensor.row.name);

@@ -102,7 +102,7 @@ class PageTest(unittest.TestCase):
         return self.browser.execute_script(text, *arguments)
 
     def wait(self, condition):
-        WebDriverWait(self.browser, 20).until(lambda browser: browser.execute_script(condition))
+        WebDriverWait(self.browser, 300).until(lambda browser: browser.execute_script(condition))
 
     def shown(self, head, query=None, key=None):
         """Waits until that head is shown, with the chosen query and key if given."""
