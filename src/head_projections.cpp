@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "attention_path.h"
+#include "finite.h"
 #include "head_norm.h"
 #include "kernel_attention.h"
+#include "off_heads.h"
 #include "projection.h"
 #include "recycled.h"
 #include "uncomputed.h"
@@ -108,8 +110,9 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
 }
 
 // One layer with gradients: (N, T, H, D).
-at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at::Tensor& tokens,
-                            const MultiHeadAttentionImpl& module, PackedWeights& cache) {
+at::Tensor project_all_to_heads(torch::nn::LinearImpl& layer, size_t slot,
+                                const at::Tensor& tokens, const MultiHeadAttentionImpl& module,
+                                PackedWeights& cache) {
   const int64_t d = module.head_dim(), h = layer.weight.size(0) / d;
   const std::vector<int64_t> split{h, d};
   if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
@@ -120,16 +123,30 @@ at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at:
   return output.dim() == 4 ? output : output.unflatten(2, split);
 }
 
+// The same, to whose gradients heads that are off give nothing.
+at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at::Tensor& tokens,
+                            const MultiHeadAttentionImpl& module, PackedWeights& cache,
+                            const at::Tensor& off) {
+  if (!off.defined()) return project_all_to_heads(layer, slot, tokens, module, cache);
+  auto heads = project_without_off_heads(layer, tokens, off);
+  heads = heads.defined() ? heads.unflatten(2, {off.size(1), module.head_dim()})
+                          : project_all_to_heads(layer, slot, tokens, module, cache);
+  return without_off_heads(heads, off);
+}
+
 // Layer by layer, with gradients.
 Heads project_recorded(MultiHeadAttentionImpl& module, PackedWeights& cache,
                        const Tokens& tokens) {
   const auto& options = module.options;
+  const auto off = at::GradMode::is_enabled() ? tokens.off : at::Tensor();
+  const auto kv_off = kv_heads_off(off, module.num_kv_heads());
   const auto q =
-      condition(module, project_to_heads(*module.W_q, 0, tokens.query, module, cache),
+      condition(module, project_to_heads(*module.W_q, 0, tokens.query, module, cache, off),
                 query_norm(module), tokens.positions.query);
-  auto k = condition(module, project_to_heads(*module.W_k, 1, tokens.key, module, cache),
-                     key_norm(module), tokens.positions.key);
-  auto v = project_to_heads(*module.W_v, 2, tokens.value, module, cache);
+  auto k =
+      condition(module, project_to_heads(*module.W_k, 1, tokens.key, module, cache, kv_off),
+                key_norm(module), tokens.positions.key);
+  auto v = project_to_heads(*module.W_v, 2, tokens.value, module, cache, kv_off);
   if (options.add_bias_kv()) {
     const auto append = [&](const at::Tensor& heads, const at::Tensor& bias) {
       const auto token =
@@ -168,8 +185,10 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const 
                               : project_recorded(module, cache, tokens);
 }
 
-at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                        const at::Tensor& query) {
+namespace {
+
+at::Tensor project_whole_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                              const at::Tensor& query) {
   torch::nn::LinearImpl& layer = *module.W_g;
   const int64_t n = query.size(0), l = query.size(1), columns = layer.weight.size(0);
   const std::vector<int64_t> split{module.options.num_heads(),
@@ -184,9 +203,8 @@ at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
   return output.unflatten(2, split);
 }
 
-at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                          const at::Tensor& heads) {
-  const auto merged = heads.transpose(1, 2).flatten(2);
+at::Tensor project_merged(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                          const at::Tensor& merged) {
   if (!takes_kernels(merged, *module.W_o)) {
     return module.W_o->forward(merged.to(module.W_o->weight.scalar_type()));
   }
@@ -198,6 +216,28 @@ at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
   if (wants_gradient(merged, *module.W_o)) return detail::project_recorded(projection, cache);
   project({projection}, cache);
   return output.to(module.W_o->weight.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                        const at::Tensor& query, const at::Tensor& off) {
+  if (!off.defined() || !at::GradMode::is_enabled()) {
+    return project_whole_gate(module, cache, query);
+  }
+  auto gate = project_without_off_heads(*module.W_g, query, off);
+  gate = gate.defined() ? gate.unflatten(2, {off.size(1), gate.size(2) / off.size(1)})
+                        : project_whole_gate(module, cache, query);
+  return without_off_heads(gate, off);
+}
+
+at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                          const at::Tensor& heads, const at::Tensor& off) {
+  const auto merged = heads.transpose(1, 2).flatten(2);
+  const auto output = project_merged(module, cache, merged);
+  if (!off.defined() || !may_be_non_finite(output)) return output;
+  const auto without = merge_without_off_heads(*module.W_o, merged, off);
+  return without.defined() ? without : output;
 }
 
 }  // namespace mha::detail

@@ -15,6 +15,7 @@ struct HeadPositions {
 struct Tokens {
   at::Tensor query, key, value;
   HeadPositions positions;
+  at::Tensor off = {};  // as `heads_off`; of them gradients are 0 whatever they hold
 };
 
 /// Projected and split into heads: (N, H, L, D), and (N, Hk, S, D) twice.
@@ -31,11 +32,11 @@ Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const 
 
 /// x W_g, (N, L, H, 1 or D).
 at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                        const at::Tensor& query);
+                        const at::Tensor& query, const at::Tensor& off);
 
-/// Merges the heads (N, H, L, D) and applies W_o: (N, L, E), laid out as the module's
+/// Merges the heads (N, H, L, D), those that are off being 0, and applies W_o: (N, L, E), laid out as the module's
 /// `batch_first` says.
 at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                          const at::Tensor& heads);
+                          const at::Tensor& heads, const at::Tensor& off);
 
 }  // namespace mha::detail

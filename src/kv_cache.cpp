@@ -12,6 +12,8 @@
 namespace mha {
 namespace {
 
+constexpr int64_t most_samples = int64_t{1} << 24;
+
 // The sizes of new keys and values, checked against each other.
 detail::AppendSizes append_sizes(const at::Tensor& key, const at::Tensor& value) {
   for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
@@ -32,6 +34,9 @@ std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
       detail::given_tensor({"KVCache::reorder", "indices"}, indices, detail::Numbers::integers);
   TORCH_CHECK(indices.dim() == 1, "KVCache::reorder: indices: expected shape (M), found ",
               indices.sizes());
+  TORCH_CHECK(indices.size(0) <= most_samples,
+              "KVCache::reorder: indices: expected up to 2^24 samples, found ",
+              indices.size(0));
   const auto on_cpu = given.to(at::kCPU, at::kLong).contiguous();
   const int64_t* data = on_cpu.data_ptr<int64_t>();
   std::vector<int64_t> result(data, data + on_cpu.numel());
@@ -103,7 +108,6 @@ void KVCache::reorder(const at::Tensor& indices) {
 }
 
 void KVCache::repeat(int64_t n) {
-  constexpr int64_t most_samples = int64_t{1} << 24;
   const int64_t most = std::max<int64_t>(1, most_samples / std::max<int64_t>(1, batch_size()));
   TORCH_CHECK(n >= 1 && n <= most, "KVCache::repeat: n: expected from 1 to ", most,
               ", so that there are up to 2^24 samples, found ", n);

@@ -11,12 +11,12 @@
 #include "attention.h"
 #include "attention_map_state.h"
 #include "cached_call.h"
-#include "given_tensor.h"
 #include "head_factors.h"
 #include "head_positions.h"
 #include "head_projections.h"
 #include "map_recorder.h"
 #include "module_checks.h"
+#include "off_heads.h"
 #include "packed_weight.h"
 #include "registered_members.h"
 #include "resolved_mask.h"
@@ -203,6 +203,7 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   resolved.extra_keys = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
 
   detail::check_head_mask(call.head_mask(), sizes.batch, options.num_heads());
+  const auto off = detail::heads_off(call.head_mask());
 
   detail::Tokens tokens{tokens_of(query, options.batch_first()), {}, {}, {}};
   tokens.key = given_key.is_same(query) ? tokens.query
@@ -224,6 +225,7 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
       source.positions);
   detail::drop_unseen_tokens(*this, source, resolved, tokens);
 
+  tokens.off = off;
   const bool traced = map || detail::is_recording();
   detail::CacheRollback rollback(source.appends ? source.cache : nullptr);
   auto projected = detail::project_heads(*this, *packed_weights_, tokens,
@@ -242,8 +244,8 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
                             .weights_after_dropout(options.weights_after_dropout()),
                         /*output_is_passing=*/true, traced ? &statistics : nullptr);
   heads_output = detail::multiply_heads(*this, *packed_weights_, heads_output, tokens.query,
-                                        call.head_mask());
-  const auto output = detail::project_output(*this, *packed_weights_, heads_output);
+                                        call.head_mask(), off);
+  const auto output = detail::project_output(*this, *packed_weights_, heads_output, off);
   if (maps.defined()) maps = maps.to(output.scalar_type());  // half modules may form float32
   const auto result =
       query.dim() == 2

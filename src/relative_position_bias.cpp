@@ -15,7 +15,6 @@
 #include "archive.h"
 #include "enum_check.h"
 #include "given_tensor.h"
-#include "message.h"
 #include "registered_members.h"
 
 namespace mha {
@@ -33,6 +32,12 @@ void check_bias_options(const RelativePositionBiasOptions& options) {
   TORCH_CHECK(options.num_heads() > 0,
               "RelativePositionBiasOptions: num_heads: expected a positive number, found ",
               options.num_heads());
+  constexpr int64_t most = int64_t{1} << 32;
+  TORCH_CHECK(
+      options.num_heads() <= most && options.num_buckets() <= most / options.num_heads(),
+      "RelativePositionBiasOptions: num_buckets: expected num_buckets * num_heads up to "
+      "2^32, found ",
+      options.num_buckets(), " * ", options.num_heads());
   const int64_t least = options.bidirectional() ? 4 : 2;
   TORCH_CHECK(options.num_buckets() >= least &&
                   (!options.bidirectional() || options.num_buckets() % 2 == 0),
@@ -54,7 +59,7 @@ void check_bias_module(const RelativePositionBiasImpl& module) {
                   table.size(1) == options.num_heads(),
               "RelativePositionBias: weight: expected shape (num_buckets, H) = (",
               options.num_buckets(), ", ", options.num_heads(), "), found ",
-              table.defined() ? detail::message(table.sizes()) : "none");
+              table.defined() ? c10::str(table.sizes()) : "none");
   detail::check_registered("RelativePositionBias", module, "weight", table);
 }
 
@@ -106,6 +111,10 @@ void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
 at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_positions) const {
   const auto given = detail::given_tensor({"RelativePositionBias", "relative_positions"},
                                           relative_positions, detail::Numbers::integers);
+  constexpr int64_t most = int64_t{1} << 40;
+  TORCH_CHECK(given.numel() <= most,
+              "RelativePositionBias: relative_positions: expected up to 2^40, found ",
+              given.numel(), " in ", given.sizes());
   const int64_t side = buckets_of_side(options), exact = exact_buckets(options);
   const auto position = given.to(at::kLong);
   const auto distance = options.bidirectional() ? position.abs() : position.clamp_max(0).neg();
@@ -122,9 +131,10 @@ at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_position
 Mask RelativePositionBiasImpl::forward(int64_t queries, int64_t keys,
                                        Mask::Alignment alignment) const {
   check_bias_module(*this);
-  TORCH_CHECK(queries >= 0 && keys >= 0,
-              "RelativePositionBias: expected sizes >= 0, found queries = ", queries,
-              ", keys = ", keys);
+  constexpr int64_t most = int64_t{1} << 32;
+  TORCH_CHECK(queries >= 0 && keys >= 0 && queries <= most && keys <= most,
+              "RelativePositionBias: queries and keys: expected sizes from 0 to 2^32, found ",
+              queries, " and ", keys);
   detail::check_enum({"RelativePositionBias", "alignment"}, alignment,
                      Mask::Alignment::top_left, "bottom_right or top_left");
   const int64_t shift = alignment == Mask::Alignment::bottom_right ? keys - queries : 0;

@@ -147,11 +147,11 @@ void check_rotary(const RotaryOptions& options, int64_t head_dim) {
               "RotaryOptions: rotary_dim: expected an even number from 2 to the head size ",
               head_dim, ", found ", dim,
               options.rotary_dim() ? "" : ", the head size, as it is not set");
+  check_enum({"RotaryOptions", "pairing"}, options.pairing(), RotaryPairing::interleaved,
+             "half_split or interleaved");
   constexpr int64_t largest = int64_t{1} << 24;
   TORCH_CHECK(dim <= largest, "RotaryOptions: rotary_dim: expected up to 2^24, found ", dim,
               options.rotary_dim() ? "" : ", the head size, as it is not set");
-  check_enum({"RotaryOptions", "pairing"}, options.pairing(), RotaryPairing::interleaved,
-             "half_split or interleaved");
   std::visit(CheckScaling{}, options.scaling());
 }
 

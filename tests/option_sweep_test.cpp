@@ -312,6 +312,91 @@ void expect_bfloat16(MultiHeadAttention& module, const Setting& s, const at::Ten
       is_close(result, output, 0.06 * std::max(1.0, output.abs().max().item<double>())));
 }
 
+void expect_float16(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+  at::NoGradGuard no_grad;
+  module->to(at::kHalf);
+  const auto rounded = x.to(at::kHalf);
+  const auto output = expected(module, s, wide(rounded)).output;
+  const auto result =
+      module->attend(rounded, CallOptions(s.call).weights(Weights::averaged)).output;
+  EXPECT_EQ(result.scalar_type(), at::kHalf);
+  EXPECT_TRUE(
+      is_close(result, output, 8e-3 * std::max(1.0, output.abs().max().item<double>())));
+}
+
+// The same numbers as the imaginary part of a conjugate, which is read with its sign turned.
+at::Tensor negated_view(const at::Tensor& x) {
+  return at::imag(at::complex(at::zeros_like(x), -x).conj());
+}
+
+// What must not change an answer: views that are negated, parameters that are frozen, which
+// weights are asked for.
+void expect_same_in_other_ways(MultiHeadAttention& module, const Setting& s,
+                               const at::Tensor& x) {
+  const auto attend = [&](const at::Tensor& input, Weights weights) {
+    return module->attend(input, CallOptions(s.call).weights(weights));
+  };
+  AttentionOutput expected;
+  {
+    const at::NoGradGuard no_grad;
+    expected = attend(x, Weights::per_head);
+    const auto averaged = attend(x, Weights::averaged);
+    EXPECT_TRUE(is_close(averaged.output, expected.output, 3e-5)) << "averaged";
+    EXPECT_TRUE(is_close(averaged.weights, expected.weights.mean(1), 3e-5)) << "averaged";
+    EXPECT_TRUE(is_close(attend(negated_view(x), Weights::none).output, expected.output, 3e-5))
+        << "a negated view";
+  }
+  std::vector<bool> asked;
+  for (auto& parameter : module->parameters()) {
+    asked.push_back(parameter.requires_grad());
+    parameter.requires_grad_(false);
+  }
+  const auto leaf = x.detach().clone().requires_grad_();
+  EXPECT_TRUE(is_close(attend(x, Weights::none).output, expected.output, 3e-5)) << "frozen";
+  EXPECT_TRUE(is_close(attend(leaf, Weights::none).output, expected.output, 3e-5)) << "frozen";
+  size_t i = 0;
+  for (auto& parameter : module->parameters()) parameter.requires_grad_(asked[i++]);
+}
+
+// Without keys but the module's own.
+void expect_no_keys(MultiHeadAttention& module, MultiHeadAttention& in_double, const Setting& s,
+                    const at::Tensor& x) {
+  const auto none = x.narrow(1, 0, 0);
+  for (const auto weights : {Weights::none, Weights::averaged, Weights::per_head}) {
+    const auto call = CallOptions().weights(weights).head_mask(s.call.head_mask());
+    const auto exact = in_double->attend(wide(x), wide(none), wide(none), call);
+    const auto actual = module->attend(x, none, none, call);
+    EXPECT_TRUE(is_close(actual.output, exact.output, 3e-5)) << "no keys, weights " << weights;
+    if (weights == Weights::none) continue;
+    EXPECT_TRUE(is_close(actual.weights, exact.weights, 3e-5)) << "no keys";
+  }
+}
+
+// Tokens that are padding for everybody, of numbers up to float32's largest.
+void expect_padding_unseen(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+  const int64_t t = s.length, real = t / 2;
+  const auto call =
+      CallOptions(Mask::lengths(at::full({s.batch}, real, at::kLong))).weights(Weights::none);
+  const auto run = [&](double number) {
+    auto memory = x.clone();
+    memory.narrow(1, real, t - real).fill_(number);
+    const auto output = module->attend(x, memory, memory, call).output;
+    auto results = torch::autograd::grad({output.sum()}, {module->W_k->weight,
+                                                          module->W_v->weight});
+    results.push_back(output.detach());
+    return results;
+  };
+  const auto expected = run(0);
+  for (const double number : {1e20, 3e38}) {
+    const auto actual = run(number);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double largest = std::max(1.0, expected[i].abs().max().item<double>());
+      EXPECT_TRUE(is_close(actual[i], expected[i], 3e-5 * largest))
+          << number << " behind the mask, result " << i;
+    }
+  }
+}
+
 MultiHeadAttention copy_of(const MultiHeadAttention& module) {
   return MultiHeadAttention(std::dynamic_pointer_cast<MultiHeadAttentionImpl>(module->clone()));
 }
@@ -332,7 +417,15 @@ void run_seed(uint64_t seed) {
     expect_gradients(module, in_double, s, x, random.normal(x.sizes()));
     expect_dropout(module, in_double, s, x);
   }
+  if (seed % 4 == 2) expect_same_in_other_ways(module, s, x);
+  if (seed % 4 == 3) {
+    auto in_double = copy_of(module);
+    in_double->to(at::kDouble);
+    expect_no_keys(module, in_double, s, x);
+    expect_padding_unseen(module, s, x);
+  }
   if (seed % 8 == 1) expect_bfloat16(module, s, x);
+  if (seed % 8 == 5) expect_float16(module, s, x);
 }
 
 class OptionSweepTest : public ::testing::TestWithParam<uint64_t> {};

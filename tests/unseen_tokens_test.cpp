@@ -42,6 +42,7 @@ std::vector<MaskCase> mask_cases() {
   rows[0][0][1] = 0;
   rows.select(2, 2).fill_(0);
   const auto one_for_all = at::ones({1, 1, 3, 5}).index_fill(3, numbers({1}), 0);
+  const auto by_head = at::zeros({1, H, 1, 5}).index_fill(3, numbers({4}), -infinity);
   return {
       {"lengths", 3, 5, Mask::lengths(numbers({3, 0}))},
       {"keep_keys", 3, 5, Mask::keep_keys(numbers({1, 0, 1, 1, 0}))},
@@ -72,6 +73,16 @@ std::vector<MaskCase> mask_cases() {
       {"pairs of all heads", 3, 5, Mask::keep(one_for_all.expand({N, H, 3, 5}))},
       {"added", 3, 5, Mask::add(added)},
       {"pairs and keys", 3, 5, Mask::keep(pairs) & Mask::lengths(numbers({5, 1}))},
+      {"keys with added numbers", 3, 5,
+       Mask::add_keys(at::zeros({N, 5}).index_fill(1, numbers({0, 3}), -infinity))},
+      {"added numbers of keys, by head", 3, 5, Mask::add(by_head.expand({N, H, 3, 5}))},
+      {"added numbers of keys, with a gradient", 3, 5,
+       Mask::add_keys(at::zeros({5}).index_fill(0, numbers({1}), -infinity).requires_grad_())},
+      {"real queries", 4, 4, Mask::real_queries(numbers({1, 0, 0, 1})) & Mask::causal()},
+      {"lengths of queries", 3, 5, Mask::query_lengths(numbers({2, 0})) & Mask::window(1, 1)},
+      {"queries in pairs", 3, 5,
+       Mask::keep(numbers({1, 0, 1}).view({3, 1}).expand({3, 5})) &
+           Mask::add_keys(at::zeros({5}).index_fill(0, numbers({2}), -infinity))},
       {"table", 3, 5, Mask::alibi(at::ones({H})) & Mask::lengths(numbers({4, 0}))},
   };
 }
