@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <locale>
 #include <set>
 #include <sstream>
 #include <string>
@@ -80,6 +81,7 @@ struct Comparison {
 
 void load_archive(torch::nn::Module& module, InputArchive& archive) {
   Comparison comparison;
+  comparison.problems.imbue(std::locale::classic());
   comparison.compare(module, archive, "");
   const std::string problems = comparison.problems.str();
   TORCH_CHECK(problems.empty(), "torch::load: the archive does not fit the module:", problems);

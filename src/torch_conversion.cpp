@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "message.h"
 #include "module_checks.h"
 
 namespace mha {
@@ -60,7 +61,7 @@ struct TorchParameters {
   void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) const {
     TORCH_CHECK(tensor.defined() && tensor.sizes() == shape, "from_torch: ", name,
                 ": expected shape ", shape, " by the module's options, found ",
-                tensor.defined() ? c10::str(tensor.sizes()) : "none");
+                tensor.defined() ? detail::message(tensor.sizes()) : "none");
     TORCH_CHECK(tensor.scalar_type() == first.scalar_type(), "from_torch: ", name,
                 ": expected the dtype of the projections, ", first.scalar_type(), ", found ",
                 tensor.scalar_type());
@@ -74,7 +75,7 @@ struct TorchParameters {
     if (wanted) return check(name, tensor, shape);
     TORCH_CHECK(!tensor.defined(), "from_torch: ", name,
                 ": expected none by the module's options, found ",
-                tensor.defined() ? c10::str(tensor.sizes()) : "none");
+                tensor.defined() ? detail::message(tensor.sizes()) : "none");
   }
 };
 

@@ -22,11 +22,13 @@
 namespace mha::detail {
 namespace {
 
-// Terms added to keys speak of keys alone where heads share them.
 bool has_pair_masks(const ResolvedMask& mask) {
-  return !mask.keep.empty() || !mask.block.empty() || !mask.add.empty() ||
-         std::any_of(mask.add_keys.begin(), mask.add_keys.end(),
-                     [](const at::Tensor& term) { return term.size(1) != 1; });
+  return !mask.keep.empty() || !mask.block.empty() || !mask.add.empty();
+}
+
+bool has_key_masks(const ResolvedMask& mask) {
+  return !mask.lengths.empty() || !mask.keep_keys.empty() || !mask.block_keys.empty() ||
+         !mask.add_keys.empty();
 }
 
 bool documents_are_shared(const ResolvedMask& mask) {
@@ -39,9 +41,8 @@ bool documents_are_shared(const ResolvedMask& mask) {
 // Whether what is seen is decided by one band and the documents of self-attention alone, and
 // every token sees another or itself: known without reading a number.
 bool all_are_seen(const ResolvedMask& mask) {
-  if (has_pair_masks(mask) || !mask.lows.empty() || !mask.highs.empty() ||
-      !mask.lengths.empty() || !mask.keep_keys.empty() || !mask.block_keys.empty() ||
-      !mask.add_keys.empty()) {
+  if (has_pair_masks(mask) || has_key_masks(mask) || !mask.lows.empty() ||
+      !mask.highs.empty()) {
     return false;
   }
   const auto [low, high] = mask.band;
@@ -53,21 +54,31 @@ bool all_are_seen(const ResolvedMask& mask) {
          high >= std::max<int64_t>(0, ahead);
 }
 
-// Where an added term blocks. One that asks for a gradient is expanded as it was given.
-at::Tensor is_block(const at::Tensor& term) {
-  return without_repeats(term.detach()).eq(-infinity);
-}
-
 // Of a mask that is L x S itself.
 UnseenTokens unseen_in_pairs(ResolvedMask mask, at::Device device) {
   mask.extra_keys = 0;
   mask.relative.clear();  // its entries block nothing
   for (auto* list : {&mask.add, &mask.add_keys}) {
-    for (const auto& term : *list) mask.block.push_back(is_block(term));
+    for (const auto& added : *list) {
+      mask.block.push_back(without_repeats(added.detach()).eq(-infinity));
+    }
     list->clear();
   }
-  const auto seen = densify(mask, at::kFloat, device).allowed.any(1);
+  const auto seen =
+      densify(mask, at::kFloat, device).allowed.any(1).expand({-1, mask.queries, mask.keys});
   return {seen.any(1).logical_not(), seen.any(2).logical_not()};
+}
+
+// (N or 1, S) keys that are no padding to any head; undefined: all.
+at::Tensor open_keys(const ResolvedMask& mask) {
+  at::Tensor open;  // (N or 1, H or 1, 1, S)
+  const auto keep = [&open](const at::Tensor& keys) {
+    open = open.defined() ? open.logical_and(keys) : keys;
+  };
+  for (const auto& keys : mask.keep_keys) keep(keys.ne(0));
+  for (const auto& keys : mask.block_keys) keep(keys.logical_not());
+  for (const auto& keys : mask.add_keys) keep(keys.detach().ne(-infinity));
+  return open.defined() ? open.any(1).flatten(1) : open;
 }
 
 // The places that a token sees, from the first to the last: (N or 1, T) each.
@@ -109,9 +120,8 @@ at::Tensor reaches_in_document(const Span& span, const at::Tensor& own,
   return sorted.gather(1, at::searchsorted(sorted, first)).le(start + span.to);
 }
 
-// Whether there may be a mark. Read where that waits for no other device.
 bool may_have_marks(const at::Tensor& marks) {
-  return marks.defined() && (!marks.device().is_cpu() || marks.any().item<bool>());
+  return marks.defined() && (!may_branch_on_numbers(marks) || marks.any().item<bool>());
 }
 
 bool holds_non_finite(const Tokens& tokens, bool holds_keys) {
@@ -131,17 +141,8 @@ UnseenTokens unseen_tokens(const ResolvedMask& mask, at::Device device) {
        high = at::full({1, 1}, mask.band.high, options);
   for (const auto& edge : mask.lows) low = at::maximum(low, edge.unsqueeze(1));
   for (const auto& edge : mask.highs) high = at::minimum(high, edge.unsqueeze(1));
-  at::Tensor open;  // (N or 1, S) keys that are no padding; undefined: all
-  const auto keep_open = [&open](const at::Tensor& keys) {
-    open = open.defined() ? open.logical_and(keys) : keys;
-  };
+  const auto open = open_keys(mask);
   const auto key_place = at::arange(mask.keys, options).unsqueeze(0);
-  for (const auto& keys : mask.keep_keys) keep_open(keys.flatten(1).ne(0));
-  for (const auto& keys : mask.block_keys) keep_open(keys.flatten(1).logical_not());
-  for (const auto& term : mask.add_keys) {
-    keep_open(is_block(term).flatten(1).logical_not().expand({-1, mask.keys}));
-  }
-
   auto keys_of_query = span_of(mask.queries, low, high, mask.keys);
   const auto queries_of_key = span_of(mask.keys, high.neg(), low.neg(), mask.queries);
   const auto numbers = number_documents(mask);

@@ -232,11 +232,13 @@ TEST(OptionsFromFileTest, ProjectionsOfSeveralDtypesGiveTheOneThatHoldsThemAll) 
   const MultiHeadAttention saved(12, 3);
   save(saved, path);
   TensorFile file = read_safetensors(path);
-  file.tensors["W_q.weight"] = file.tensors["W_q.weight"].to(at::kBFloat16);
+  for (const char* name : {"W_k.weight", "W_k.bias"}) {
+    file.tensors[name] = file.tensors[name].to(at::kBFloat16);
+  }
   file.tensors["W_v.weight"] = file.tensors["W_v.weight"].to(at::kHalf);
   write_safetensors(path, file);
   const auto loaded = load(path, std::nullopt, WeightFileOptions().convert_dtype(true));
-  EXPECT_TRUE(test::is_bit_equal(loaded->W_k->weight, saved->W_k->weight));
+  EXPECT_TRUE(test::is_bit_equal(loaded->W_q->weight, saved->W_q->weight));
 }
 
 }  // namespace

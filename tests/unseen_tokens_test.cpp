@@ -36,6 +36,11 @@ std::vector<MaskCase> mask_cases() {
   auto added = at::zeros({3, 5});
   added.select(1, 4).fill_(-infinity);
   added[0].fill_(-infinity);
+  auto of_heads = at::zeros({1, H, 1, 5}), rows = at::ones({1, H, 3, 1});
+  of_heads.select(3, 1).fill_(-infinity);
+  of_heads[0][0][0][2] = -infinity;
+  rows[0][0][1] = 0;
+  rows.select(2, 2).fill_(0);
   const auto one_for_all = at::ones({1, 1, 3, 5}).index_fill(3, numbers({1}), 0);
   const auto by_head = at::zeros({1, H, 1, 5}).index_fill(3, numbers({4}), -infinity);
   return {
@@ -57,6 +62,13 @@ std::vector<MaskCase> mask_cases() {
       {"two kinds of documents", 4, 4,
        Mask::documents(numbers({0, 0, 1, 1})) &
            Mask::documents(numbers({4, 5, 4, 6}), numbers({4, 4, 5, 6})) & Mask::window(1, 2)},
+      {"padded queries", 4, 4,
+       Mask::real_queries(numbers({1, 1, 0, 1})) & Mask::query_lengths(numbers({4, 2})) &
+           Mask::causal()},
+      {"floating key padding", 3, 5,
+       Mask::add_keys(at::zeros({N, 5}).index_fill(1, numbers({0, 3}), -infinity))},
+      {"floating key padding of each head", 3, 5, Mask::add(of_heads.expand({N, H, 3, 5}))},
+      {"rows of each head", 3, 5, Mask::keep(rows.expand({N, H, 3, 5}))},
       {"pairs", 3, 5, Mask::keep(pairs)},
       {"pairs of all heads", 3, 5, Mask::keep(one_for_all.expand({N, H, 3, 5}))},
       {"added", 3, 5, Mask::add(added)},
