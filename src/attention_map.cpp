@@ -159,25 +159,30 @@ at::Tensor cell_sizes(int64_t cells, int64_t size, const at::Tensor& like) {
 
 AttentionMap::AttentionMap(std::shared_ptr<const MapState> state) : state_(std::move(state)) {}
 
+const MapState& AttentionMap::state() const {
+  TORCH_CHECK(state_, "AttentionMap: expected a map, found one that was moved from");
+  return *state_;
+}
+
 at::Tensor AttentionMap::dense() const {
-  return restore_leading(*state_, weights_of(state_->view()));
+  return restore_leading(state(), weights_of(state().view()));
 }
 
 at::Tensor AttentionMap::head(int64_t h) const {
-  check_head(*state_, h);
-  return restore_leading(*state_, weights_of(select_head(state_->view(), h)).squeeze(1));
+  check_head(state(), h);
+  return restore_leading(state(), weights_of(select_head(state().view(), h)).squeeze(1));
 }
 
 at::Tensor AttentionMap::rows(int64_t from, int64_t to) const {
   check_range("rows", from, to, num_queries());
-  return restore_leading(*state_, weights_of(select_rows(state_->view(), from, to)));
+  return restore_leading(state(), weights_of(select_rows(state().view(), from, to)));
 }
 
 at::Tensor AttentionMap::block(int64_t h, IndexRange rows, IndexRange keys) const {
-  check_head(*state_, h);
+  check_head(state(), h);
   check_range("rows", rows.begin, rows.end, num_queries());
   check_range("keys", keys.begin, keys.end, num_keys());
-  const auto view = select_rows(select_head(state_->view(), h), rows.begin, rows.end);
+  const auto view = select_rows(select_head(state().view(), h), rows.begin, rows.end);
   const auto weights = row_by_row(
       view,
       [keys](const MapPart& part) {
@@ -186,7 +191,7 @@ at::Tensor AttentionMap::block(int64_t h, IndexRange rows, IndexRange keys) cons
       [keys](const MapView& v) {
         return detail::fused_weights(select_keys(v, keys.begin, keys.end));
       });
-  return restore_leading(*state_, weights.squeeze(1));
+  return restore_leading(state(), weights.squeeze(1));
 }
 
 at::Tensor AttentionMap::mean() const {
@@ -195,7 +200,7 @@ at::Tensor AttentionMap::mean() const {
 
 at::Tensor AttentionMap::mean(int64_t from, int64_t to) const {
   check_range("mean", from, to, num_queries());
-  return restore_leading(*state_, mean_of(select_rows(state_->view(), from, to)));
+  return restore_leading(state(), mean_of(select_rows(state().view(), from, to)));
 }
 
 at::Tensor AttentionMap::entropy() const {
@@ -211,29 +216,29 @@ at::Tensor AttentionMap::distance() const {
 }
 
 MapSummary AttentionMap::summary() const {
-  const auto found = summary_of(state_->view());
-  return {restore_leading(*state_, found.entropy), restore_leading(*state_, found.received),
-          restore_leading(*state_, found.distance)};
+  const auto found = summary_of(state().view());
+  return {restore_leading(state(), found.entropy), restore_leading(state(), found.received),
+          restore_leading(state(), found.distance)};
 }
 
 TopKeys AttentionMap::top_k(int64_t k) const {
   check_count("top_k", k, num_keys());
-  const auto top = top_of(state_->view(), k);
-  return {restore_leading(*state_, top.values), restore_leading(*state_, top.keys)};
+  const auto top = top_of(state().view(), k);
+  return {restore_leading(state(), top.values), restore_leading(state(), top.keys)};
 }
 
 at::Tensor AttentionMap::pooled(int64_t rows, int64_t columns) const {
   check_count("pooled: rows", rows, num_queries());
   check_count("pooled: columns", columns, num_keys());
-  const auto sums = pool_of(state_->view(), rows, columns);
-  return restore_leading(*state_, sums / cell_sizes(rows, num_queries(), sums).unsqueeze(1));
+  const auto sums = pool_of(state().view(), rows, columns);
+  return restore_leading(state(), sums / cell_sizes(rows, num_queries(), sums).unsqueeze(1));
 }
 
 at::Tensor AttentionMap::log_sum_exp() const {
   const auto sums = row_by_row(
-      state_->view(), [](const MapPart& part) { return detail::plain_log_sum_exp(part.view); },
+      state().view(), [](const MapPart& part) { return detail::plain_log_sum_exp(part.view); },
       detail::fused_log_sum_exp);
-  return restore_leading(*state_, sums);
+  return restore_leading(state(), sums);
 }
 
 at::Tensor AttentionMap::scores(ScoreStage stage) const {
@@ -244,51 +249,51 @@ at::Tensor AttentionMap::scores(ScoreStage stage, int64_t from, int64_t to) cons
   detail::check_enum({"AttentionMap", "scores: stage"}, stage, ScoreStage::masked,
                      "scaled, softcapped or masked");
   check_range("scores", from, to, num_queries());
-  auto view = select_rows(state_->view(), from, to);
+  auto view = select_rows(state().view(), from, to);
   if (stage != ScoreStage::masked) view.mask = {};
   if (stage == ScoreStage::scaled) view.scoring.softcap = 0;
-  return restore_leading(*state_,
+  return restore_leading(state(),
                          detail::plain_scores(view.query, view.key, view.mask, view.scoring));
 }
 
 AttentionMap AttentionMap::detach() const {
-  return AttentionMap(state_->detach());
+  return AttentionMap(state().detach());
 }
 
 int64_t AttentionMap::num_heads() const {
-  return state_->query.size(1);
+  return state().query.size(1);
 }
 
 int64_t AttentionMap::num_queries() const {
-  return state_->query.size(2);
+  return state().query.size(2);
 }
 
 int64_t AttentionMap::num_keys() const {
-  return state_->key.size(2);
+  return state().key.size(2);
 }
 
 at::Tensor AttentionMap::query() const {
-  return restore_leading(*state_, state_->query);
+  return restore_leading(state(), state().query);
 }
 
 at::Tensor AttentionMap::key() const {
-  return restore_leading(*state_, state_->key);
+  return restore_leading(state(), state().key);
 }
 
 double AttentionMap::scale() const {
-  return state_->scoring.scale;
+  return state().scoring.scale;
 }
 
 double AttentionMap::softcap() const {
-  return state_->scoring.softcap;
+  return state().scoring.softcap;
 }
 
 at::Tensor AttentionMap::sinks() const {
-  return state_->scoring.sinks;
+  return state().scoring.sinks;
 }
 
 int64_t AttentionMap::nbytes() const {
-  const auto &query = state_->query, &key = state_->key;
+  const auto &query = state().query, &key = state().key;
   const int64_t rows = query.size(0) * query.size(1) * query.size(2);
   return static_cast<int64_t>(query.nbytes() + key.nbytes()) +
          rows * 2 * int64_t{sizeof(float)};

@@ -43,7 +43,7 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
   TORCH_CHECK(cache.keys.defined(),
               "MultiHeadAttention: memory: expected what project_keys "
               "returned, found an empty cache");
-  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}, {}, {}};
+  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}, {}, {}, {}};
   const int64_t batch = source.sizes.batch;
   const auto& keys = cache.keys;
   TORCH_CHECK(keys.size(0) == batch,
@@ -70,15 +70,22 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
                 at::IntArrayRef(cache.lengths));
     // Behind a shorter sample's end lie zeros, or tokens that a reset or crop has forgotten.
     source.mask = source.mask & Mask::lengths(to_tensor(cache.lengths).to(query.device()));
+    // Its last query stands at its own last key.
+    auto first_queries = cache.lengths;
+    for (auto& place : first_queries) place -= source.sizes.queries;
+    source.offsets = to_tensor(first_queries).to(query.device());
   }
   source.sizes.keys = cache.longest() - extra;
+  source.positions = cache.next_positions(batch);
+  for (auto& position : source.positions) position -= extra;
   return source;
 }
 
 }  // namespace
 
-KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& query,
-                    const at::Tensor& key, const at::Tensor& value, const CallOptions& call) {
+KeySource find_keys(const MultiHeadAttentionImpl& module, const LayerToken& layer,
+                    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const CallOptions& call) {
   check_module(module);
   check_enum({"MultiHeadAttention", "weights"}, call.weights().value_or(Weights::none),
              Weights::per_head, "none, averaged or per_head");
@@ -95,14 +102,16 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& quer
       false,
       {},
       {},
-      {}};
+      {},
+      layer};
   if (!call.cache()) return source;
   source.cache = &call.cache()->state();
   source.appends = true;
   const int64_t new_keys = source.sizes.keys, d = module.head_dim();
   source.plan = source.cache->plan({source.sizes.batch, module.num_kv_heads(), new_keys, d, d},
                                    call.new_lengths());
-  source.cached = source.cache->next_positions(source.sizes.batch);
+  source.cache->check_layer(layer);
+  source.positions = source.cache->next_positions(source.sizes.batch);
   source.sizes.keys = source.plan.keys;
   add_cache_mask(source.plan, source.cache->options.window(), new_keys, query.device(), source);
   return source;
@@ -117,6 +126,7 @@ void take_cached_keys(const KeySource& source, const MultiHeadAttentionImpl& mod
     const auto dtype = source.cache->options.dtype() ? heads.key.scalar_type()
                                                      : module.W_k->weight.scalar_type();
     keys = source.cache->append(heads.key.to(dtype), heads.value.to(dtype), source.plan, extra);
+    source.cache->layer = source.layer;
   } else {
     keys = source.cache->held();
   }

@@ -3,6 +3,7 @@
 #include <mha/multi_head_attention.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "head_projections.h"
@@ -18,15 +19,19 @@ struct KeySource {
   at::Tensor offsets;  ///< (N) where each sample's first query stands, if not by size
   KVCacheState* cache = nullptr;  ///< null: the call's own tokens
   bool appends = false;           ///< the call's tokens join the cache
-  std::vector<int64_t> cached;    ///< tokens of each sample that came before; empty: none
+  /// Positions of each sample's first token, of a memory those after its last; empty: 0.
+  std::vector<int64_t> positions;
   AppendPlan plan;
   at::Tensor real_queries;  ///< (N) queries before a sample's padding; undefined: no padding
+  LayerToken layer;         ///< whose call it is
 };
 
 /// Checks the inputs of a call, its cache options and what an append would do. Key and value
-/// are those that will be projected; with `CallOptions::memory` they must be undefined.
-KeySource find_keys(const MultiHeadAttentionImpl& module, const at::Tensor& query,
-                    const at::Tensor& key, const at::Tensor& value, const CallOptions& call);
+/// are those that will be projected; with `CallOptions::memory` they must be undefined. `layer`
+/// is one for each module and all that share its parameters.
+KeySource find_keys(const MultiHeadAttentionImpl& module, const LayerToken& layer,
+                    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const CallOptions& call);
 
 /// Appends the projected keys and values where the call does, and puts what its queries attend
 /// to in their place. The last `extra` tokens belong to this call alone.

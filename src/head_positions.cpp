@@ -13,24 +13,24 @@
 namespace mha::detail {
 namespace {
 
-// Positions [from, to) after the cached ones: (T), or (N, T) where samples differ.
-at::Tensor range(int64_t from, int64_t to, const std::vector<int64_t>& cached) {
-  const bool equal = std::all_of(cached.begin(), cached.end(),
-                                 [&](int64_t count) { return count == cached.front(); });
-  if (!equal) return to_tensor(cached).unsqueeze(1) + at::arange(from, to);
-  const int64_t first = cached.empty() ? 0 : cached.front();
-  return at::arange(first + from, first + to);
+// Positions from `from` to `to` beyond each sample's: (T), or (N, T) where samples differ.
+at::Tensor range(int64_t from, int64_t to, const std::vector<int64_t>& samples) {
+  const bool equal = std::all_of(samples.begin(), samples.end(),
+                                 [&](int64_t place) { return place == samples.front(); });
+  if (!equal) return to_tensor(samples).unsqueeze(1) + at::arange(from, to);
+  const int64_t place = samples.empty() ? 0 : samples.front();
+  return at::arange(place + from, place + to);
 }
 
-// Keys stand from 0 on, as those of a memory were rotated, and the last query stands where the
-// last key does: the first ones of more queries than keys before 0. So both kinds of call agree
-// on how far the queries are from appended keys, too, which are not rotated.
+// The last query stands where the last key does, the first ones of more queries than keys
+// before the first: of the keys that the call projects, or of each sample of a memory. So both
+// kinds of call agree on how far queries are from appended keys, too, which are not rotated.
 HeadPositions default_positions(const InputSizes& sizes, KeyTokens keys,
-                                const std::vector<int64_t>& cached) {
-  auto query = range(sizes.keys - sizes.queries, sizes.keys, cached);
+                                const std::vector<int64_t>& first) {
+  if (keys == KeyTokens::projected) return {range(-sizes.queries, 0, first), {}};
+  auto query = range(sizes.keys - sizes.queries, sizes.keys, first);
   if (keys == KeyTokens::queries) return {query, query};
-  if (keys == KeyTokens::projected) return {query, {}};
-  return {query, range(0, sizes.keys, cached)};
+  return {query, range(0, sizes.keys, first)};
 }
 
 void check_given(const CallOptions& call, KeyTokens keys) {
@@ -45,7 +45,7 @@ void check_given(const CallOptions& call, KeyTokens keys) {
   TORCH_CHECK(!key_positions.defined(), "MultiHeadAttention: key_positions: expected none ",
               keys == KeyTokens::queries
                   ? "in self-attention, where positions are those of queries and keys, found "
-                  : "beside a memory, whose keys stand from 0 on, found ",
+                  : "beside a memory, whose keys have theirs already, found ",
               key_positions.sizes());
 }
 
@@ -53,7 +53,7 @@ void check_given(const CallOptions& call, KeyTokens keys) {
 
 HeadPositions head_positions(const MultiHeadAttentionOptions& options, const CallOptions& call,
                              const InputSizes& sizes, KeyTokens keys,
-                             const std::vector<int64_t>& cached) {
+                             const std::vector<int64_t>& first) {
   const auto &positions = call.positions(), &key_positions = call.key_positions();
   if (!options.rotary()) {
     TORCH_CHECK(
@@ -63,7 +63,7 @@ HeadPositions head_positions(const MultiHeadAttentionOptions& options, const Cal
     return {};
   }
   check_given(call, keys);
-  if (!positions.defined()) return default_positions(sizes, keys, cached);
+  if (!positions.defined()) return default_positions(sizes, keys, first);
   check_positions("MultiHeadAttention: positions", positions, sizes.batch, sizes.queries);
   if (keys == KeyTokens::queries) return {positions, positions};
   if (keys == KeyTokens::projected) return {positions, {}};

@@ -15,7 +15,7 @@ namespace mha::detail {
 enum class KeyTokens {
   queries,    ///< the queries' tokens
   others,     ///< tokens of their own
-  projected,  ///< those of a memory, which are rotated already: from 0 on
+  projected,  ///< those of a memory, which are rotated already
 };
 
 /// Rotary positions of a call, or by default: see `CallOptions::positions`. `sizes.keys` are

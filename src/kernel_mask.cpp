@@ -90,8 +90,8 @@ at::Tensor merge_relative(const ResolvedMask& mask) {
   return sum.defined() ? sum.contiguous() : sum;
 }
 
-// All ids of a term's queries and keys, (N or 1, L + S), numbered from 0 in their order, so
-// that ids of any size fit; the second of two terms tells apart what the first leaves together.
+}  // namespace
+
 at::Tensor number_documents(const ResolvedMask& mask) {
   const auto number = [](const at::Tensor& ids) {
     return std::get<1>(at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true));
@@ -107,6 +107,8 @@ at::Tensor number_documents(const ResolvedMask& mask) {
   }
   return numbers;
 }
+
+namespace {
 
 // The keys that each query's document reaches over, by one pass over the keys of a sample.
 void find_documents(const int32_t* queries, int64_t query_count, const int32_t* keys,

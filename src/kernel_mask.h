@@ -19,4 +19,9 @@ struct PackedMask {
 /// beyond the shape in which it was given: planes stay shared between samples and heads.
 PackedMask pack_mask(const ResolvedMask& mask, const cpu::Kernels& kernels);
 
+/// All ids of a mask's documents, (N or 1, L + S) of queries and keys, numbered from 0 in their
+/// order, so that ids of any size fit; the second of two terms tells apart what the first
+/// leaves together. Undefined: none.
+at::Tensor number_documents(const ResolvedMask& mask);
+
 }  // namespace mha::detail

@@ -12,6 +12,8 @@
 namespace mha {
 namespace {
 
+constexpr int64_t most_samples = int64_t{1} << 24;
+
 // The sizes of new keys and values, checked against each other.
 detail::AppendSizes append_sizes(const at::Tensor& key, const at::Tensor& value) {
   for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
@@ -32,6 +34,9 @@ std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
       detail::given_tensor({"KVCache::reorder", "indices"}, indices, detail::Numbers::integers);
   TORCH_CHECK(indices.dim() == 1, "KVCache::reorder: indices: expected shape (M), found ",
               indices.sizes());
+  TORCH_CHECK(indices.size(0) <= most_samples,
+              "KVCache::reorder: indices: expected up to 2^24 samples, found ",
+              indices.size(0));
   const auto on_cpu = given.to(at::kCPU, at::kLong).contiguous();
   const int64_t* data = on_cpu.data_ptr<int64_t>();
   std::vector<int64_t> result(data, data + on_cpu.numel());
@@ -51,8 +56,13 @@ std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
 KVCache::KVCache(KVCacheOptions options)
     : state_(std::make_shared<detail::KVCacheState>(std::move(options))) {}
 
+detail::KVCacheState& KVCache::state() const {
+  TORCH_CHECK(state_, "KVCache: expected a cache, found one that was moved from");
+  return *state_;
+}
+
 const KVCacheOptions& KVCache::options() const {
-  return state_->options;
+  return state().options;
 }
 
 CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value) {
@@ -61,62 +71,62 @@ CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value) {
 
 CachedKeys KVCache::append(const at::Tensor& key, const at::Tensor& value,
                            const at::Tensor& new_lengths) {
-  const auto plan = state_->plan(append_sizes(key, value), new_lengths);
-  return state_->append(key, value, plan, /*extra=*/0);
+  const auto plan = state().plan(append_sizes(key, value), new_lengths);
+  return state().append(key, value, plan, /*extra=*/0);
 }
 
 at::Tensor KVCache::key() const {
-  return state_->held().key;
+  return state().held().key;
 }
 
 at::Tensor KVCache::value() const {
-  return state_->held().value;
+  return state().held().value;
 }
 
 int64_t KVCache::batch_size() const {
-  return static_cast<int64_t>(state_->lengths.size());
+  return static_cast<int64_t>(state().lengths.size());
 }
 
 at::Tensor KVCache::lengths() const {
-  return detail::to_tensor(state_->lengths);
+  return detail::to_tensor(state().lengths);
 }
 
 at::Tensor KVCache::next_positions() const {
-  return detail::to_tensor(state_->next_positions(batch_size()));
+  return detail::to_tensor(state().next_positions(batch_size()));
 }
 
 void KVCache::crop(int64_t length) {
-  state_->crop(length);
+  state().crop(length);
 }
 
 void KVCache::reset() {
-  state_->reset();
+  state().reset();
 }
 
 void KVCache::reorder(const at::Tensor& indices) {
-  state_->reorder(checked_indices(indices, batch_size()));
+  state().reorder(checked_indices(indices, batch_size()));
 }
 
 void KVCache::repeat(int64_t n) {
-  constexpr int64_t most_samples = int64_t{1} << 24;
   const int64_t most = std::max<int64_t>(1, most_samples / std::max<int64_t>(1, batch_size()));
   TORCH_CHECK(n >= 1 && n <= most, "KVCache::repeat: n: expected from 1 to ", most,
               ", so that there are up to 2^24 samples, found ", n);
   std::vector<int64_t> from;
   for (int64_t i = 0; i < batch_size() * n; ++i) from.push_back(i / n);
-  state_->reorder(from);
+  state().reorder(from);
 }
 
 KVCache KVCache::clone() const {
   KVCache copy;
-  *copy.state_ = *state_;
+  *copy.state_ = state();
+  copy.state_->layer.reset();
   copy.repeat(1);  // into memory of its own
   return copy;
 }
 
 int64_t KVCache::nbytes() const {
-  return state_->keys.defined()
-             ? static_cast<int64_t>(state_->keys.nbytes() + state_->values.nbytes())
+  return state().keys.defined()
+             ? static_cast<int64_t>(state().keys.nbytes() + state().values.nbytes())
              : 0;
 }
 

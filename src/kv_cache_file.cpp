@@ -42,9 +42,9 @@ std::vector<int64_t> read_counts(detail::SafetensorsFile& file, const std::strin
 }  // namespace
 
 void KVCache::save(const std::string& path) const {
-  TORCH_CHECK(state_->keys.defined(), "KVCache::save: expected a cache that holds tokens, ",
+  TORCH_CHECK(state().keys.defined(), "KVCache::save: expected a cache that holds tokens, ",
               "found an empty one");
-  const auto contents = state_->held();
+  const auto contents = state().held();
   detail::write_safetensors(path, {{{"key", contents.key},
                                     {"value", contents.value},
                                     {"lengths", lengths()},

@@ -110,6 +110,18 @@ std::vector<int64_t> KVCacheState::next_positions(int64_t n) const {
   return next;
 }
 
+void KVCacheState::check_layer(const LayerToken& other) const {
+  const auto same = [](const LayerToken& a, const LayerToken& b) {
+    return !a.owner_before(b) && !b.owner_before(a);
+  };
+  TORCH_CHECK(longest() + largest(dropped) == 0 || same(layer, {}) || same(layer, other),
+              "MultiHeadAttention: cache: expected a cache of this layer's own, found one that "
+              "holds ",
+              longest(),
+              " tokens of another layer; copies of a KVCache share one cache, so make "
+              "one for each layer");
+}
+
 AppendPlan KVCacheState::plan(const AppendSizes& sizes, const at::Tensor& new_lengths) const {
   if (longest() + largest(dropped) > 0) {
     TORCH_CHECK(sizes.batch == keys.size(0), "KVCache: key: expected the batch size of the ",
@@ -164,6 +176,7 @@ CachedKeys KVCacheState::append(const at::Tensor& key, const at::Tensor& value,
                 "KVCache: ", name, ": expected the device of the cache, ",
                 keys.defined() ? keys.device() : key.device(), ", found ", tensor->device());
   }
+  CacheRollback rollback(this);
   const auto n = static_cast<int64_t>(plan.added.size());
   const bool fits =
       keys.defined() && keys.size(0) == n && keys.size(1) == key.size(1) &&
@@ -211,6 +224,7 @@ CachedKeys KVCacheState::append(const at::Tensor& key, const at::Tensor& value,
   if (options.window() && room() > 2 * *options.window() + extra) {
     drop(2 * *options.window());
   }
+  rollback.keep();
   return result;
 }
 
@@ -302,14 +316,14 @@ void KVCacheState::reorder(const std::vector<int64_t>& from) {
     }
     return to;
   };
-  const auto picked_keys = picked(keys);
-  values = picked(values);
-  keys = picked_keys;
   std::vector<int64_t> new_lengths, new_dropped;
   for (const int64_t i : from) {
     new_lengths.push_back(lengths[static_cast<size_t>(i)]);
     new_dropped.push_back(dropped[static_cast<size_t>(i)]);
   }
+  const auto picked_keys = picked(keys);
+  values = picked(values);
+  keys = picked_keys;
   lengths = std::move(new_lengths);
   dropped = std::move(new_dropped);
   written_ = 0;

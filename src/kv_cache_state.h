@@ -4,7 +4,9 @@
 #include <mha/kv_cache.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace mha::detail {
@@ -24,6 +26,9 @@ struct AppendPlan {
   int64_t first = 0;             ///< where the S keys begin in memory
 };
 
+/// Says which layer's tokens a cache holds. Unlike an address it is never another's later.
+using LayerToken = std::weak_ptr<const void>;
+
 /// What a `KVCache` is a handle of: two buffers (N, Hk, capacity, D) with the samples' tokens
 /// at their beginning.
 class KVCacheState {
@@ -41,6 +46,8 @@ class KVCacheState {
   int64_t longest() const;
   /// The position of each sample's next token, of a batch of n; 0 for what no append has seen.
   std::vector<int64_t> next_positions(int64_t n) const;
+  /// Throws if the tokens that are held are those of another layer.
+  void check_layer(const LayerToken& other) const;
   void crop(int64_t length);
   void reset();
   void reorder(const std::vector<int64_t>& from);
@@ -52,6 +59,7 @@ class KVCacheState {
   std::vector<int64_t> lengths;  ///< tokens held, N of them
   std::vector<int64_t> dropped;  ///< tokens that came before these
   at::Tensor keys, values;       ///< undefined before the first append
+  LayerToken layer;              ///< whose call appended last; empty: none's
 
  private:
   int64_t room() const { return keys.defined() ? keys.size(2) : 0; }
@@ -67,6 +75,26 @@ class KVCacheState {
              std::optional<int64_t> sample, int64_t count);
 
   int64_t written_ = 0;  // up to here, memory may have been given out
+};
+
+/// Puts a cache back to what it was when this was made, unless `keep` is called: a call that
+/// fails half-way may be made again. What a state holds is never written where it was valid.
+class CacheRollback {
+ public:
+  /// Null: nothing to put back.
+  explicit CacheRollback(KVCacheState* state) : state_(state) {
+    if (state) before_.emplace(*state);
+  }
+  ~CacheRollback() {
+    if (before_) *state_ = std::move(*before_);
+  }
+  CacheRollback(const CacheRollback&) = delete;
+  CacheRollback& operator=(const CacheRollback&) = delete;
+  void keep() noexcept { before_.reset(); }
+
+ private:
+  KVCacheState* state_;
+  std::optional<KVCacheState> before_;
 };
 
 /// (N) int64 on the CPU.

@@ -192,7 +192,8 @@ Mask Mask::documents_from_lengths(const at::Tensor& cumulative) {
 Mask Mask::relative(const at::Tensor& table) {
   const auto found = given(Kind::relative, "table", table, Numbers::floating);
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  TORCH_CHECK(found.is_meta() || !found.detach().eq(-infinity).any().item<bool>(),
+  const auto entries = detail::without_repeats(found.detach());
+  TORCH_CHECK(found.is_meta() || !entries.eq(-infinity).any().item<bool>(),
               "Mask::relative: table: expected finite entries, found -inf; block pairs by "
               "another mask, such as Mask::window");
   return Mask(Term{Kind::relative, found});

@@ -9,6 +9,7 @@
 #include "enum_check.h"
 #include "given_tensor.h"
 #include "message.h"
+#include "registered_members.h"
 #include "rotary.h"
 #include "torch_compat.h"
 
@@ -21,6 +22,12 @@ constexpr int64_t largest_weight = int64_t{1} << 44;  // 2^47 bytes of float64: 
 void check_positive(const char* name, int64_t size) {
   TORCH_CHECK(size > 0 && size <= largest_size, "MultiHeadAttentionOptions: ", name,
               ": expected a size from 1 to 2^40, found ", size);
+}
+
+void check_has_memory(const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor.is_meta(), "MultiHeadAttention: ", name,
+              ": expected a tensor with memory, found one of ", tensor.sizes(),
+              " on meta, which has a shape alone");
 }
 
 // Checks one input against its projection, whose width is `width`.
@@ -115,9 +122,63 @@ void check_options(const MultiHeadAttentionOptions& options) {
               options.dtype().value_or(at::kFloat));
 }
 
+namespace {
+
+// That all parameters go together: the layers' have one dtype, all are on one device.
+void check_types(const MultiHeadAttentionImpl& module) {
+  const at::Tensor& first = module.W_q->weight;
+  const auto like_first = [&](const at::Tensor& parameter) {
+    return !parameter.defined() ||
+           (parameter.dtype() == first.dtype() && parameter.device() == first.device());
+  };
+  const auto layer_like_first = [&](const torch::nn::Linear& layer) {
+    return layer.is_empty() || (like_first(layer->weight) && like_first(layer->bias));
+  };
+  const bool all_alike = layer_like_first(module.W_q) && layer_like_first(module.W_k) &&
+                         layer_like_first(module.W_v) && layer_like_first(module.W_o) &&
+                         layer_like_first(module.W_g) && like_first(module.bias_k) &&
+                         like_first(module.bias_v) && like_first(module.sinks) &&
+                         like_first(module.q_norm) && like_first(module.k_norm) &&
+                         like_first(module.q_norm_bias) && like_first(module.k_norm_bias);
+  if (all_alike && is_floating_dtype(first.scalar_type())) return;
+  const auto check = [&](const char* name, const at::Tensor& parameter, bool of_layer) {
+    if (!parameter.defined()) return;
+    const auto dtype = parameter.scalar_type();
+    TORCH_CHECK(is_floating_dtype(dtype), "MultiHeadAttention: ", name,
+                ": expected a floating dtype (float32, float64, "
+                "bfloat16 or float16), found ",
+                dtype);
+    TORCH_CHECK(!of_layer || dtype == first.scalar_type(), "MultiHeadAttention: ", name,
+                ": expected the dtype of W_q.weight, ", first.scalar_type(), ", found ", dtype);
+    TORCH_CHECK(parameter.device() == first.device(), "MultiHeadAttention: ", name,
+                ": expected the device of W_q.weight, ", first.device(), ", found ",
+                parameter.device());
+  };
+  const auto check_layer = [&](const char* weight_name, const char* bias_name,
+                               const torch::nn::Linear& layer) {
+    check(weight_name, layer->weight, true);
+    check(bias_name, layer->bias, true);
+  };
+  check_layer("W_q.weight", "W_q.bias", module.W_q);
+  check_layer("W_k.weight", "W_k.bias", module.W_k);
+  check_layer("W_v.weight", "W_v.bias", module.W_v);
+  check_layer("W_o.weight", "W_o.bias", module.W_o);
+  if (!module.W_g.is_empty()) check_layer("W_g.weight", "W_g.bias", module.W_g);
+  check("bias_k", module.bias_k, false);
+  check("bias_v", module.bias_v, false);
+  check("sinks", module.sinks, false);
+  check("q_norm", module.q_norm, false);
+  check("k_norm", module.k_norm, false);
+  check("q_norm_bias", module.q_norm_bias, false);
+  check("k_norm_bias", module.k_norm_bias, false);
+}
+
+}  // namespace
+
 void check_module(const MultiHeadAttentionImpl& module) {
   const auto& options = module.options;
   check_options(options);
+  check_has_layers(module);
   const int64_t d_model = options.d_model(), heads = options.num_heads(), d = module.head_dim();
   const int64_t inner = heads * d, kv_inner = module.num_kv_heads() * d;
   const auto check = [&](const char* name, const at::Tensor& parameter, at::IntArrayRef shape) {
@@ -162,10 +223,13 @@ void check_module(const MultiHeadAttentionImpl& module) {
     const bool per_head = options.output_gate() == OutputGate::per_head;
     check_layer("W_g.weight", "W_g.bias", module.W_g, per_head ? heads : inner, d_model, bias);
   }
+  check_registered(module);
+  check_types(module);
 }
 
 InputSizes check_query(const MultiHeadAttentionImpl& module, const at::Tensor& query) {
   check_input("query", query, module.options.d_model(), *module.W_q);
+  check_has_memory("query", query);
   if (query.dim() == 2) return {1, query.size(0), 0};
   const bool batch_first = module.options.batch_first();
   return {query.size(batch_first ? 0 : 1), query.size(batch_first ? 1 : 0), 0};
@@ -179,6 +243,7 @@ void check_keys(const MultiHeadAttentionImpl& module, const at::Tensor& key,
   TORCH_CHECK(value.sizes().slice(0, value.dim() - 1) == key.sizes().slice(0, key.dim() - 1),
               "MultiHeadAttention: value: expected the batch size and length of key ",
               key.sizes(), ", found ", value.sizes());
+  check_has_memory("key", key);
 }
 
 InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,
@@ -209,6 +274,7 @@ InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& 
               "MultiHeadAttention: value: expected the length of key, ", key.size(length_dim),
               ", found ", value.size(length_dim), " (", layout, "; key ", key.sizes(),
               ", value ", value.sizes(), ")");
+  check_has_memory("query", query);
   return {batched ? query.size(batch_dim) : 1, query.size(length_dim), key.size(length_dim)};
 }
 

@@ -5,16 +5,12 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
-#include <iomanip>
-#include <ostream>
 #include <utility>
 #include <vector>
 
 #include "attention.h"
 #include "attention_map_state.h"
 #include "cached_call.h"
-#include "finite.h"
-#include "given_tensor.h"
 #include "head_factors.h"
 #include "head_positions.h"
 #include "head_projections.h"
@@ -22,7 +18,9 @@
 #include "module_checks.h"
 #include "off_heads.h"
 #include "packed_weight.h"
+#include "registered_members.h"
 #include "resolved_mask.h"
+#include "unseen_tokens.h"
 
 namespace mha {
 namespace {
@@ -39,8 +37,13 @@ torch::nn::Linear undrawn_linear(int64_t in, int64_t out, bool bias,
                                  const MultiHeadAttentionOptions& options) {
   torch::nn::Linear linear(torch::nn::LinearOptions(1, 0).bias(bias));
   linear->options.in_features(in).out_features(out);
-  linear->weight.set_data(at::empty({out, in}, tensor_options(options)));
-  if (bias) linear->bias.set_data(at::empty({out}, tensor_options(options)));
+  // Replaced, since set_data takes no tensor of any device.
+  auto& registered = detail::registered_parameters(*linear);
+  const auto undrawn = [&](const char* name, at::IntArrayRef sizes) {
+    return registered[name] = at::empty(sizes, tensor_options(options)).set_requires_grad(true);
+  };
+  linear->weight = undrawn("weight", {out, in});
+  if (bias) linear->bias = undrawn("bias", {out});
   return linear;
 }
 
@@ -54,49 +57,6 @@ at::Tensor tokens_of(const at::Tensor& given, bool batch_first) {
 // (N, 0, width): nothing to project by `layer`, for the samples of `tokens`.
 at::Tensor no_tokens(const at::Tensor& tokens, const torch::nn::LinearImpl& layer) {
   return at::empty({tokens.size(0), 0, layer.weight.size(1)}, tokens.options());
-}
-
-// Whether every query sees its own token, and nothing else decides what is
-// seen.
-bool all_see_themselves(const detail::ResolvedMask& mask) {
-  auto open_band = mask;
-  open_band.band = {};
-  return open_band.allows_everything() && mask.queries == mask.keys && mask.band.low <= 0 &&
-         mask.band.high >= 0;
-}
-
-// Zeroes the tokens that can have no effect: queries that see nothing or are padding, keys and
-// values that nobody sees. In a padded token NaN would reach the gradients of the projections,
-// or the gate's product, as 0 * NaN.
-void drop_unseen_tokens(detail::Tokens& tokens, const detail::KeySource& source,
-                        const detail::ResolvedMask& mask) {
-  if (all_see_themselves(mask)) return;
-  auto &query = tokens.query, &key = tokens.key, &value = tokens.value;
-  const bool holds_keys = !source.cache;  // what a cache takes, later calls may see
-  const bool may_matter =
-      detail::may_be_non_finite(query) ||
-      (holds_keys && !key.is_same(query) && detail::may_be_non_finite(key)) ||
-      (holds_keys && !value.is_same(key) && detail::may_be_non_finite(value));
-  if (!may_matter) return;
-  auto given = mask;
-  given.extra_keys = 0;
-  const auto allowed = detail::densify(given, at::kFloat, query.device()).allowed;
-  if (!allowed.defined()) return;
-  const auto pairs = allowed.any(1).expand({mask.batch, mask.queries, mask.keys});
-  const auto unseen = pairs.any(1).logical_not().unsqueeze(-1);
-  const bool shared = value.is_same(key);
-  if (holds_keys) {
-    key = key.masked_fill(unseen, 0);
-    value = shared ? key : value.masked_fill(unseen, 0);
-  }
-  const auto drop_queries = [&query](const at::Tensor& idle) {
-    query = query.masked_fill(idle.unsqueeze(-1), 0);
-  };
-  if (mask.extra_keys == 0) drop_queries(pairs.any(2).logical_not());
-  if (source.real_queries.defined()) {
-    const auto places = at::arange(mask.queries, source.real_queries.options());
-    drop_queries(places.ge(source.real_queries.unsqueeze(1)));
-  }
 }
 
 }  // namespace
@@ -116,6 +76,9 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(MultiHeadAttentionOptions options
 }
 
 int64_t MultiHeadAttentionImpl::head_dim() const {
+  TORCH_CHECK(options.head_dim() || options.num_heads() > 0,
+              "MultiHeadAttention: num_heads: expected a number above 0, found ",
+              options.num_heads());
   return options.head_dim().value_or(options.d_model() / options.num_heads());
 }
 
@@ -159,6 +122,7 @@ void MultiHeadAttentionImpl::reset() {
 }
 
 void MultiHeadAttentionImpl::reset_parameters() {
+  detail::check_module(*this);
   for (auto linear : {W_q, W_k, W_v, W_o}) linear->reset_parameters();
   if (options.add_bias_kv()) {
     torch::nn::init::xavier_normal_(bias_k);
@@ -225,7 +189,7 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   const bool self_attention = !key.defined() && !value.defined();
   const at::Tensor& given_key = self_attention ? query : key;
   const at::Tensor& given_value = self_attention ? query : value;
-  const auto source = detail::find_keys(*this, query, key, value, call);
+  const auto source = detail::find_keys(*this, packed_weights_, query, key, value, call);
   const auto& sizes = source.sizes;
   auto resolved = detail::resolve(source.mask,
                                   {{},
@@ -258,12 +222,12 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   tokens.positions = detail::head_positions(
       options, call,
       {sizes.batch, sizes.queries, call.memory() ? sizes.keys : tokens.key.size(1)}, key_tokens,
-      source.cached);
-  drop_unseen_tokens(tokens, source, resolved);
+      source.positions);
+  detail::drop_unseen_tokens(*this, source, resolved, tokens);
 
   tokens.off = off;
-
   const bool traced = map || detail::is_recording();
+  detail::CacheRollback rollback(source.appends ? source.cache : nullptr);
   auto projected = detail::project_heads(*this, *packed_weights_, tokens,
                                          /*heads_are_passing=*/!traced);
   detail::take_cached_keys(source, *this, resolved.extra_keys, projected);
@@ -282,6 +246,12 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   heads_output = detail::multiply_heads(*this, *packed_weights_, heads_output, tokens.query,
                                         call.head_mask(), off);
   const auto output = detail::project_output(*this, *packed_weights_, heads_output, off);
+  if (maps.defined()) maps = maps.to(output.scalar_type());  // half modules may form float32
+  const auto result =
+      query.dim() == 2
+          ? AttentionOutput{output.squeeze(0), maps.defined() ? maps.squeeze(0) : maps}
+          : AttentionOutput{options.batch_first() ? output : output.transpose(0, 1), maps};
+  // What follows sees only calls that came to their end.
   if (traced) {
     const auto leading = query.dim() == 2 ? std::vector<int64_t>{} : std::vector{sizes.batch};
     const double scale =
@@ -294,55 +264,8 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
     detail::record_map(*this, AttentionMap(state));
     if (map) *map = state;
   }
-  if (query.dim() == 2) {
-    return {output.squeeze(0), maps.defined() ? maps.squeeze(0) : maps};
-  }
-  return {options.batch_first() ? output : output.transpose(0, 1), maps};
-}
-
-std::shared_ptr<torch::nn::Module> MultiHeadAttentionImpl::clone(
-    const std::optional<at::Device>& device) const {
-  torch::NoGradGuard no_grad;
-  auto copy = std::make_shared<MultiHeadAttentionImpl>(options, detail::Undrawn{});
-  const auto source = named_parameters();
-  for (auto& parameter : copy->named_parameters()) {
-    const at::Tensor& original = source[parameter.key()];
-    parameter.value().set_data(device ? original.to(*device, original.scalar_type(),
-                                                    /*non_blocking=*/false, /*copy=*/true)
-                                      : original.clone());
-    parameter.value().set_requires_grad(original.requires_grad());
-  }
-  copy->train(is_training());
-  return copy;
-}
-
-void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "mha::MultiHeadAttention(d_model=" << options.d_model()
-         << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << num_kv_heads()
-         << ", head_dim=" << head_dim()
-         << ", kdim=" << options.kdim().value_or(options.d_model())
-         << ", vdim=" << options.vdim().value_or(options.d_model())
-         << ", bias=" << options.bias()
-         << ", output_bias=" << options.output_bias().value_or(options.bias())
-         << ", dropout=" << options.dropout() << ", add_bias_kv=" << options.add_bias_kv()
-         << ", add_zero_attn=" << options.add_zero_attn()
-         << ", batch_first=" << options.batch_first() << ", scale="
-         << options.scale().value_or(1.0 / std::sqrt(static_cast<double>(head_dim())))
-         << ", softcap=" << options.softcap() << ", sinks=" << options.sinks() << ", rotary=";
-  if (options.rotary()) {
-    stream << *options.rotary();
-  } else {
-    stream << "none";
-  }
-  stream << ", qk_norm=" << options.qk_norm();
-  if (options.qk_norm() != QKNorm::none) {
-    stream << ", qk_norm_eps=" << options.qk_norm_eps()
-           << ", qk_norm_bias=" << options.qk_norm_bias();
-  }
-  stream << ", output_gate=" << options.output_gate() << ", weights=" << options.weights()
-         << ", weights_after_dropout=" << options.weights_after_dropout()
-         << ", dtype=" << W_q->weight.scalar_type() << ", device=" << W_q->weight.device()
-         << ")" << std::noboolalpha;
+  rollback.keep();
+  return result;
 }
 
 }  // namespace mha

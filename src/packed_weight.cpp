@@ -57,14 +57,22 @@ std::shared_ptr<const at::Tensor> PackedWeights::get(size_t slot, const at::Tens
   if (entries_.size() <= slot) entries_.resize(slot + 1);
   Entry& entry = entries_[slot];
   const auto sampled = sample<samples>(weight);
-  const bool fresh = entry.packed && entry.data == weight.data_ptr() &&
-                     entry.version == weight._version() && entry.kernels == &kernels &&
-                     weight.sizes() == entry.sizes && weight.strides() == entry.strides &&
+  const auto* storage = weight.storage().unsafeGetStorageImpl();
+  const bool fresh = entry.packed && entry.storage->_unsafe_get_target() == storage &&
+                     entry.data == weight.data_ptr() && entry.version == weight._version() &&
+                     entry.kernels == &kernels && weight.sizes() == entry.sizes &&
+                     weight.strides() == entry.strides &&
                      std::memcmp(&sampled, &entry.sampled, sizeof sampled) == 0;
   if (!fresh) {
     auto packed = std::make_shared<const at::Tensor>(pack(weight.detach(), kernels));
-    entry = {weight.data_ptr(),      weight._version(), &kernels,         weight.sizes().vec(),
-             weight.strides().vec(), sampled,           std::move(packed)};
+    entry = {weight.storage().getWeakStorageImpl(),
+             weight.data_ptr(),
+             weight._version(),
+             &kernels,
+             weight.sizes().vec(),
+             weight.strides().vec(),
+             sampled,
+             std::move(packed)};
   }
   return entry.packed;
 }

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -14,11 +17,12 @@ namespace mha::detail {
 
 /// Weights of linear layers as the kernels of one instruction set want them.
 ///
-/// A weight is packed again whenever it may have changed: other memory, another version
-/// counter, another value at one of a few hundred sampled places (which notices what went past
-/// the version counter, like an optimiser that writes through `data()`), or other kernels.
-/// Tensors made in inference mode have no version counter and are packed for every call. Safe
-/// to use from several threads.
+/// A weight is packed again whenever it may have changed: another storage, which is held weakly
+/// so that none at the same address is mistaken for it, another version counter, another value
+/// at one of a few hundred sampled places (which notices what went past the version counter,
+/// like an optimiser that writes through `data()`), or other kernels. Tensors made in inference
+/// mode have no version counter and are packed for every call. Safe to use from several
+/// threads.
 class PackedWeights {
  public:
   /// The packed form of `weight` (columns, inner), float32. `slot` tells the layers apart.
@@ -28,6 +32,7 @@ class PackedWeights {
  private:
   static constexpr size_t samples = 256;
   struct Entry {
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;
     const void* data = nullptr;
     int64_t version = 0;
     const cpu::Kernels* kernels = nullptr;

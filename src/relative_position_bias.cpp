@@ -12,8 +12,10 @@
 #include <cmath>
 #include <ostream>
 
+#include "archive.h"
 #include "enum_check.h"
 #include "given_tensor.h"
+#include "registered_members.h"
 
 namespace mha {
 namespace {
@@ -30,6 +32,12 @@ void check_bias_options(const RelativePositionBiasOptions& options) {
   TORCH_CHECK(options.num_heads() > 0,
               "RelativePositionBiasOptions: num_heads: expected a positive number, found ",
               options.num_heads());
+  constexpr int64_t most = int64_t{1} << 32;
+  TORCH_CHECK(
+      options.num_heads() <= most && options.num_buckets() <= most / options.num_heads(),
+      "RelativePositionBiasOptions: num_buckets: expected num_buckets * num_heads up to "
+      "2^32, found ",
+      options.num_buckets(), " * ", options.num_heads());
   const int64_t least = options.bidirectional() ? 4 : 2;
   TORCH_CHECK(options.num_buckets() >= least &&
                   (!options.bidirectional() || options.num_buckets() % 2 == 0),
@@ -40,6 +48,19 @@ void check_bias_options(const RelativePositionBiasOptions& options) {
               "RelativePositionBiasOptions: max_distance: expected more than the ",
               exact_buckets(options), " exact buckets of a side, found ",
               options.max_distance());
+}
+
+// Options are public, and so is the table.
+void check_bias_module(const RelativePositionBiasImpl& module) {
+  const auto& options = module.options;
+  check_bias_options(options);
+  const at::Tensor& table = module.weight;
+  TORCH_CHECK(table.defined() && table.dim() == 2 && table.size(0) == options.num_buckets() &&
+                  table.size(1) == options.num_heads(),
+              "RelativePositionBias: weight: expected shape (num_buckets, H) = (",
+              options.num_buckets(), ", ", options.num_heads(), "), found ",
+              table.defined() ? c10::str(table.sizes()) : "none");
+  detail::check_registered("RelativePositionBias", module, "weight", table);
 }
 
 }  // namespace
@@ -57,8 +78,25 @@ void RelativePositionBiasImpl::reset() {
 }
 
 void RelativePositionBiasImpl::reset_parameters() {
+  check_bias_module(*this);
   const at::NoGradGuard no_grad;
   weight.normal_();
+}
+
+std::shared_ptr<torch::nn::Module> RelativePositionBiasImpl::clone(
+    const std::optional<at::Device>& device) const {
+  check_bias_module(*this);
+  return Cloneable::clone(device);
+}
+
+void RelativePositionBiasImpl::save(torch::serialize::OutputArchive& archive) const {
+  check_bias_module(*this);
+  torch::nn::Module::save(archive);
+}
+
+void RelativePositionBiasImpl::load(torch::serialize::InputArchive& archive) {
+  check_bias_module(*this);
+  detail::load_archive(*this, archive);
 }
 
 void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
@@ -73,6 +111,10 @@ void RelativePositionBiasImpl::pretty_print(std::ostream& stream) const {
 at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_positions) const {
   const auto given = detail::given_tensor({"RelativePositionBias", "relative_positions"},
                                           relative_positions, detail::Numbers::integers);
+  constexpr int64_t most = int64_t{1} << 40;
+  TORCH_CHECK(given.numel() <= most,
+              "RelativePositionBias: relative_positions: expected up to 2^40, found ",
+              given.numel(), " in ", given.sizes());
   const int64_t side = buckets_of_side(options), exact = exact_buckets(options);
   const auto position = given.to(at::kLong);
   const auto distance = options.bidirectional() ? position.abs() : position.clamp_max(0).neg();
@@ -88,9 +130,11 @@ at::Tensor RelativePositionBiasImpl::buckets(const at::Tensor& relative_position
 
 Mask RelativePositionBiasImpl::forward(int64_t queries, int64_t keys,
                                        Mask::Alignment alignment) const {
-  TORCH_CHECK(queries >= 0 && keys >= 0,
-              "RelativePositionBias: expected sizes >= 0, found queries = ", queries,
-              ", keys = ", keys);
+  check_bias_module(*this);
+  constexpr int64_t most = int64_t{1} << 32;
+  TORCH_CHECK(queries >= 0 && keys >= 0 && queries <= most && keys <= most,
+              "RelativePositionBias: queries and keys: expected sizes from 0 to 2^32, found ",
+              queries, " and ", keys);
   detail::check_enum({"RelativePositionBias", "alignment"}, alignment,
                      Mask::Alignment::top_left, "bottom_right or top_left");
   const int64_t shift = alignment == Mask::Alignment::bottom_right ? keys - queries : 0;

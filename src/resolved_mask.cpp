@@ -60,15 +60,21 @@ void check_square(const char* name, const AttentionSizes& sizes) {
 // (1, S): the document that each place lies in.
 at::Tensor documents_of(const at::Tensor& cumulative, const AttentionSizes& sizes) {
   check_square("documents_from_lengths", sizes);
-  TORCH_CHECK(cumulative.dim() == 1 && cumulative.size(0) > 0,
-              "Mask::documents_from_lengths: expected shape (documents + 1), found ",
-              cumulative.sizes());
+  TORCH_CHECK(
+      cumulative.dim() == 1 && cumulative.size(0) > 0,
+      "Mask::documents_from_lengths: cumulative: expected shape (documents + 1), found ",
+      cumulative.sizes());
   const auto ends = cumulative.to(at::kLong);
   const auto first = ends[0].item<int64_t>(), last = ends[-1].item<int64_t>();
-  const bool ascends = ends.slice(0, 1).ge(ends.slice(0, 0, -1)).all().item<bool>();
-  TORCH_CHECK(first == 0 && last == sizes.keys && ascends,
-              "Mask::documents_from_lengths: expected lengths that ascend from 0 to S = ",
-              sizes.keys, ", found ", first, " to ", last, ascends ? "" : ", not ascending");
+  TORCH_CHECK(first == 0 && last == sizes.keys,
+              "Mask::documents_from_lengths: cumulative: expected lengths from 0 to S = ",
+              sizes.keys, ", found ", first, " to ", last);
+  const auto falls = ends.slice(0, 1).lt(ends.slice(0, 0, -1));
+  TORCH_CHECK(
+      !falls.any().item<bool>(),
+      "Mask::documents_from_lengths: cumulative: expected lengths that ascend from 0 to "
+      "S = ",
+      sizes.keys, ", found one below that before it");
   const auto place = at::arange(sizes.keys, ends.options());
   return at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true).unsqueeze(0);
 }

@@ -149,6 +149,9 @@ void check_rotary(const RotaryOptions& options, int64_t head_dim) {
               options.rotary_dim() ? "" : ", the head size, as it is not set");
   check_enum({"RotaryOptions", "pairing"}, options.pairing(), RotaryPairing::interleaved,
              "half_split or interleaved");
+  constexpr int64_t largest = int64_t{1} << 24;
+  TORCH_CHECK(dim <= largest, "RotaryOptions: rotary_dim: expected up to 2^24, found ", dim,
+              options.rotary_dim() ? "" : ", the head size, as it is not set");
   std::visit(CheckScaling{}, options.scaling());
 }
 

@@ -92,11 +92,22 @@ void check_inputs(const at::Tensor& query, const at::Tensor& key, const at::Tens
               value.size(-2), " in ", value.sizes());
 }
 
+// Views of little memory may ask for results that no memory holds.
+void check_result(const char* name, const at::Tensor& query, int64_t columns) {
+  constexpr double most = 0x1p44;
+  const double numbers =
+      static_cast<double>(query.numel() / query.size(-1)) * static_cast<double>(columns);
+  TORCH_CHECK(numbers <= most, "scaled_dot_product_attention: ", name,
+              ": expected a result of up to 2^44 numbers, found ", columns,
+              " for each query of ", query.sizes());
+}
+
 GivenTensors given_tensors(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value) {
   GivenTensors found{given("query", query, detail::Memory::needed), given("key", key),
                      given("value", value)};
   check_inputs(found.query, found.key, found.value);
+  check_result("value", found.query, found.value.size(-1));
   return found;
 }
 

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "module_checks.h"
+
 namespace mha {
 namespace {
 
@@ -50,6 +52,60 @@ InputProjections input_projections(const torch::nn::MultiheadAttentionImpl& modu
   return {{module.q_proj_weight, module.k_proj_weight, module.v_proj_weight}, false};
 }
 
+// Throws unless a parameter of torch's module has the shape that its options say, and the dtype
+// and device of the others.
+struct TorchParameters {
+  const at::Tensor& first;
+
+  void check(const char* name, const at::Tensor& tensor, at::IntArrayRef shape) const {
+    TORCH_CHECK(tensor.defined() && tensor.sizes() == shape, "from_torch: ", name,
+                ": expected shape ", shape, " by the module's options, found ",
+                tensor.defined() ? c10::str(tensor.sizes()) : "none");
+    TORCH_CHECK(tensor.scalar_type() == first.scalar_type(), "from_torch: ", name,
+                ": expected the dtype of the projections, ", first.scalar_type(), ", found ",
+                tensor.scalar_type());
+    TORCH_CHECK(tensor.device() == first.device(), "from_torch: ", name,
+                ": expected the device of the projections, ", first.device(), ", found ",
+                tensor.device());
+  }
+
+  void check_if(bool wanted, const char* name, const at::Tensor& tensor,
+                at::IntArrayRef shape) const {
+    if (wanted) return check(name, tensor, shape);
+    TORCH_CHECK(!tensor.defined(), "from_torch: ", name,
+                ": expected none by the module's options, found ",
+                tensor.defined() ? c10::str(tensor.sizes()) : "none");
+  }
+};
+
+void check_parameters(const torch::nn::MultiheadAttentionImpl& module) {
+  const auto& options = module.options;
+  const int64_t e = options.embed_dim();
+  TORCH_CHECK(!module.out_proj.is_empty(),
+              "from_torch: out_proj: expected a layer, found none");
+  const bool packed = module.in_proj_weight.defined() && module.in_proj_weight.numel() > 0;
+  const TorchParameters parameters{packed ? module.in_proj_weight : module.q_proj_weight};
+  if (packed) {
+    parameters.check("in_proj_weight", module.in_proj_weight, {3 * e, e});
+    TORCH_CHECK(options.kdim() == e && options.vdim() == e,
+                "from_torch: in_proj_weight: expected kdim and vdim of embed_dim = ", e,
+                " beside it, found ", options.kdim(), " and ", options.vdim());
+  } else {
+    TORCH_CHECK(module.q_proj_weight.defined(),
+                "from_torch: q_proj_weight: expected it or in_proj_weight, found none");
+    parameters.check("q_proj_weight", module.q_proj_weight, {e, e});
+    parameters.check("k_proj_weight", module.k_proj_weight, {e, options.kdim()});
+    parameters.check("v_proj_weight", module.v_proj_weight, {e, options.vdim()});
+  }
+  TORCH_CHECK(!parameters.first.is_meta(),
+              "from_torch: module: expected parameters with memory, found them on meta");
+  parameters.check("out_proj.weight", module.out_proj->weight, {e, e});
+  parameters.check_if(options.bias(), "in_proj_bias", module.in_proj_bias, {3 * e});
+  parameters.check_if(options.bias(), "out_proj.bias", module.out_proj->bias, {e});
+  parameters.check_if(options.add_bias_kv(), "bias_k", module.bias_k, {1, 1, e});
+  parameters.check_if(options.add_bias_kv(), "bias_v", module.bias_v, {1, 1, e});
+}
+
 void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_dim) {
   TORCH_CHECK(head_dim * options.num_heads() == options.d_model(),
               "to_torch: head_dim: expected d_model / num_heads = ", options.d_model(), " / ",
@@ -81,6 +137,8 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
 }  // namespace
 
 MultiHeadAttention from_torch(const torch::nn::MultiheadAttention& module) {
+  TORCH_CHECK(!module.is_empty(), "from_torch: module: expected one, found an empty holder");
+  check_parameters(*module);
   const auto& theirs = module->options;
   const auto [weights, packed] = input_projections(*module);
   MultiHeadAttention result(MultiHeadAttentionOptions(theirs.embed_dim(), theirs.num_heads())
@@ -120,6 +178,10 @@ MultiHeadAttention from_torch(const torch::nn::MultiheadAttention& module) {
 }
 
 torch::nn::MultiheadAttention to_torch(const MultiHeadAttention& module) {
+  TORCH_CHECK(!module.is_empty(), "to_torch: module: expected one, found an empty holder");
+  detail::check_module(*module);
+  TORCH_CHECK(!module->W_q->weight.is_meta(),
+              "to_torch: module: expected parameters with memory, found them on meta");
   const auto& ours = module->options;
   check_expressible(ours, module->head_dim());
   const KeepCpuGenerator keep_generator;

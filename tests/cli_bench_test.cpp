@@ -49,7 +49,8 @@ TEST(CliBenchTest, AResultsNumbersFitTogether) {
   const json& result = report["results"][0];
   EXPECT_EQ(keys_of(result),
             (std::set<std::string>{"case", "threads", "ms_median", "ms_min", "gflops",
-                                   "fraction_of_peak", "ratio_to_builtin", "ratio_to_sdpa"}));
+                                   "fma_peak_gflops", "read_bandwidth_gb_s", "fraction_of_peak",
+                                   "ratio_to_builtin", "ratio_to_sdpa"}));
   EXPECT_EQ(result["case"], "core_forward 4x20x512x8");
   EXPECT_EQ(result["threads"], 1);
   const double median = result["ms_median"], gflops = result["gflops"];
@@ -58,11 +59,26 @@ TEST(CliBenchTest, AResultsNumbersFitTogether) {
   // Two products of 4 samples x 20 queries x 20 keys x 512; the report has four digits.
   const double flops = 2.0 * 2 * 4 * 20 * 20 * 512;
   EXPECT_NEAR(gflops * 1e9 * median * 1e-3, flops, 2e-3 * flops);
+  // The share is of the limit that was measured in turn with this case.
   EXPECT_NEAR(result["fraction_of_peak"].get<double>(),
-              gflops / report["machine"]["fma_peak_gflops"].get<double>(),
+              gflops / result["fma_peak_gflops"].get<double>(),
               2e-3 * result["fraction_of_peak"].get<double>());
+  EXPECT_TRUE(result["read_bandwidth_gb_s"].is_null());
   EXPECT_TRUE(result["ratio_to_builtin"].is_null());  // it has no such function
   EXPECT_GT(result["ratio_to_sdpa"].get<double>(), 0);
+}
+
+TEST(CliBenchTest, TheShareOfDecodingIsOfTheBandwidthMeasuredBesideIt) {
+  const json report = json::parse(
+      run_mha({"bench", "--threads", "1", "--json", "--case", "decode 1x4096x768x12"}).output);
+  const json& result = report["results"][0];
+  EXPECT_TRUE(result["fma_peak_gflops"].is_null());
+  // Keys and values, float32.
+  const double bytes = 2.0 * 4096 * 768 * 4;
+  const double rate = bytes / (result["ms_median"].get<double>() * 1e-3);
+  EXPECT_NEAR(result["fraction_of_peak"].get<double>(),
+              rate / (result["read_bandwidth_gb_s"].get<double>() * 1e9),
+              2e-3 * result["fraction_of_peak"].get<double>());
 }
 
 TEST(CliBenchTest, OnlyWhatHasAPeerHasARatio) {
@@ -82,7 +98,8 @@ TEST(CliBenchTest, OnlyWhatHasAPeerHasARatio) {
 TEST(CliBenchTest, ATableIsForReaders) {
   const ProgramResult result = run_mha({"bench", "--case", "core_backward 4x20x512x8"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  for (const char* text : {"FMA peak", "GFLOP/s", "\ncore_backward 4x20x512x8 ", "built-in"}) {
+  for (const char* text :
+       {"FMA peak", "GFLOP/s", "\ncore_backward 4x20x512x8 ", "share", "built-in"}) {
     EXPECT_NE(result.output.find(text), std::string::npos) << text << '\n' << result.output;
   }
 }
@@ -90,6 +107,11 @@ TEST(CliBenchTest, ATableIsForReaders) {
 TEST(CliBenchTest, AWrongCallIsAnErrorBeforeAnythingIsMeasured) {
   expect_error(run_mha({"bench", "--case", "core_sideways"}), "found 'core_sideways'");
   expect_error(run_mha({"bench", "--threads", "0"}), "--threads: expected an integer >= 1");
+  // So many would bring the machine to a halt, or be more than it can start.
+  for (const char* threads : {"100000", "9223372036854775807"}) {
+    expect_error(run_mha({"bench", "--threads", threads}),
+                 std::string("CPUs, found ") + threads);
+  }
 }
 
 TEST(CliBenchTest, TheHelpGivesAnExample) {

@@ -53,6 +53,8 @@ class Streams {
     posix_spawn_file_actions_adddup2(&actions_, target, descriptor);
   }
 
+  void close(int descriptor) { posix_spawn_file_actions_addclose(&actions_, descriptor); }
+
   pid_t start(const std::vector<std::string>& arguments, const Environment& changes) {
     std::vector<std::string> words = {MHA_CLI};
     words.insert(words.end(), arguments.begin(), arguments.end());
@@ -94,6 +96,17 @@ ProgramResult run_mha_into(const std::string& path, const std::vector<std::strin
   return {exit_code, "", read_bytes(directory.file("error"))};
 }
 
+ProgramResult run_mha_without(const std::vector<int>& closed,
+                              const std::vector<std::string>& arguments) {
+  const TemporaryDirectory directory;
+  Streams streams;
+  for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
+    streams.to_file(descriptor, directory.file(std::to_string(descriptor)));
+  }
+  for (const int descriptor : closed) streams.close(descriptor);
+  return {exit_code_of(streams.start(arguments, {})), "", ""};
+}
+
 ProgramResult run_mha_at_terminal(const std::vector<std::string>& arguments, int columns,
                                   const Environment& environment) {
   winsize size{};
@@ -107,7 +120,7 @@ ProgramResult run_mha_at_terminal(const std::vector<std::string>& arguments, int
   streams.to_descriptor(STDOUT_FILENO, theirs);
   streams.to_descriptor(STDERR_FILENO, theirs);
   const pid_t process = streams.start(arguments, environment);
-  close(theirs);
+  ::close(theirs);
 
   ProgramResult result;
   char buffer[4096];
@@ -115,7 +128,7 @@ ProgramResult run_mha_at_terminal(const std::vector<std::string>& arguments, int
   for (ssize_t count; (count = read(ours, buffer, sizeof(buffer))) > 0;) {
     result.output.append(buffer, static_cast<size_t>(count));
   }
-  close(ours);
+  ::close(ours);
   result.exit_code = exit_code_of(process);
   // The terminal makes each line end "\r\n".
   result.output.erase(std::remove(result.output.begin(), result.output.end(), '\r'),

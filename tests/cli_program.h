@@ -24,6 +24,10 @@ ProgramResult run_mha(const std::vector<std::string>& arguments,
 ProgramResult run_mha_into(const std::string& path, const std::vector<std::string>& arguments,
                            const Environment& environment = {});
 
+/// Runs it with these standard streams closed; of the others nothing is read.
+ProgramResult run_mha_without(const std::vector<int>& streams,
+                              const std::vector<std::string>& arguments);
+
 /// Runs it at a terminal (a pseudo-terminal of that width).
 ProgramResult run_mha_at_terminal(const std::vector<std::string>& arguments, int columns,
                                   const Environment& environment);

@@ -219,7 +219,9 @@ TEST(PictureTest, WhatIsNoMapIsRefusedByName) {
   expect(error(random_maps({257, 1, 1})), "weights: expected at most 256 heads");
   Maps maps = random_maps({2, 3, 4});
   maps.weights = maps.weights.to(at::kLong);
-  expect(error(maps), "weights: expected a floating dtype, found Long");
+  expect(
+      error(maps),
+      "weights: expected a floating dtype (float32, float64, bfloat16 or float16), found Long");
   maps = random_maps({2, 3, 4});
   maps.weights[1][2][3] = NAN;
   expect(error(maps), "found nan at head 1, query 2, key 3");

@@ -1,11 +1,14 @@
 // Guards that a wrong call or a wrong option of the module is refused with an error that names
 // the argument, what was expected and what was found, and that a refused call changes nothing.
 #include <mha/multi_head_attention.h>
+#include <mha/torch_conversion.h>
 #include <mha/weight_file.h>
 
 #include <functional>
 #include <limits>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expect.h"
@@ -218,18 +221,9 @@ TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
       {[](auto& m) { m.options.output_gate(OutputGate::none); }, {"W_g", "none"}},
       {[](auto& m) { m.options.output_gate(OutputGate::elementwise); },
        {"W_g.weight", "[64, 64]", "[8, 64]"}},
-      {[](auto& m) {
-         m.W_q->weight.set_data(at::zeros({64, 65}));
-       },
-       {"W_q.weight", "65"}},
-      {[](auto& m) {
-         m.W_k->weight.set_data(at::zeros({32, 64}));
-       },
-       {"W_k.weight", "32"}},
-      {[](auto& m) {
-         m.W_o->weight.set_data(at::zeros({64, 32}));
-       },
-       {"W_o.weight", "32"}},
+      {[](auto& m) { m.W_q->weight.set_data(at::zeros({64, 65})); }, {"W_q.weight", "65"}},
+      {[](auto& m) { m.W_k->weight.set_data(at::zeros({32, 64})); }, {"W_k.weight", "32"}},
+      {[](auto& m) { m.W_o->weight.set_data(at::zeros({64, 32})); }, {"W_o.weight", "32"}},
       {[](auto& m) { m.W_v->bias.set_data(at::zeros({63})); }, {"W_v.bias", "[64]", "[63]"}},
       {[](auto& m) { m.q_norm.set_data(at::ones({4})); }, {"q_norm", "[8]", "[4]"}},
       {[](auto& m) { m.k_norm_bias.set_data(at::ones({9})); }, {"k_norm_bias", "[8]", "[9]"}},
@@ -247,6 +241,39 @@ TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
       for (const auto& word : words) EXPECT_TRUE(refuses(call, {word}));
     }
   }
+}
+
+TEST(ChangedModuleTest, NumbersOfHeadsThatDivideNothingAreRefusedOrPrintedAsTheyAre) {
+  constexpr int64_t lowest = std::numeric_limits<int64_t>::min();
+  for (const auto& [d_model, heads] : {std::pair<int64_t, int64_t>{64, 0}, {lowest, -1}}) {
+    MultiHeadAttention module(MultiHeadAttentionOptions(64, 8));
+    module->options.num_heads(heads).d_model(d_model);
+    const auto found = std::to_string(heads);
+    EXPECT_TRUE(refuses([&] { module->head_dim(); }, {"num_heads", found}));
+    EXPECT_TRUE(refuses([&] { to_torch(module); }, {"expected", "found"}));
+    const auto text = (std::ostringstream() << *module).str();
+    EXPECT_TRUE(test::has_word(text, "num_heads=" + found)) << text;
+    EXPECT_TRUE(test::has_word(text, "head_dim=none")) << text;
+  }
+}
+
+TEST(ChangedModuleTest, NothingIsDrawnClonedOrConvertedFromOptionsThatNoLongerFit) {
+  MultiHeadAttention module(MultiHeadAttentionOptions(64, 8));
+  const auto before = module->W_q->weight.clone();
+  const auto generator = at::detail::getDefaultCPUGenerator().get_state();
+  for (const auto& change : std::vector<std::function<void(MultiHeadAttentionOptions&)>>{
+           [](auto& o) { o.sinks(true); }, [](auto& o) { o.add_bias_kv(true); },
+           [](auto& o) { o.qk_norm(QKNorm::rms); }, [](auto& o) { o.bias(false); },
+           [](auto& o) { o.output_bias(false); }, [](auto& o) { o.num_heads(4).head_dim(8); },
+           [](auto& o) { o.output_gate(OutputGate::per_head); }}) {
+    module->options = MultiHeadAttentionOptions(64, 8);
+    change(module->options);
+    EXPECT_TRUE(refuses([&] { module->reset_parameters(); }, {"expected", "found"}));
+    EXPECT_TRUE(refuses([&] { module->clone(); }, {"expected", "found"}));
+    EXPECT_TRUE(refuses([&] { to_torch(module); }, {"expected", "found"}));
+  }
+  EXPECT_TRUE(test::is_bit_equal(module->W_q->weight, before));
+  EXPECT_TRUE(at::equal(at::detail::getDefaultCPUGenerator().get_state(), generator));
 }
 
 TEST(ChangedModuleTest, OptionsThatSayNothingOfParametersMayChange) {

@@ -121,8 +121,8 @@ TEST(MultiHeadAttentionTest, GroupedHeadsEqualRepeatedOnes) {
       to->weight.copy_(repeat(from->weight));
       to->bias.copy_(repeat(from->bias));
     }
-    repeated->W_q = grouped->W_q;
-    repeated->W_o = grouped->W_o;
+    repeated->W_q = torch::nn::Linear(repeated->replace_module("W_q", grouped->W_q));
+    repeated->W_o = torch::nn::Linear(repeated->replace_module("W_o", grouped->W_o));
   }
   const auto x = at::randn({2, 7, 12});
   const auto expected = repeated(x, at::Tensor(), at::Tensor(), Mask::causal());

@@ -201,5 +201,43 @@ TEST(OptionsFromFileTest, MetadataThatIsNoOptionIsRefused) {
             std::string::npos);
 }
 
+TEST(OptionsFromFileTest, TheDtypeIsThatOfTheProjectionsWhateverTheGainsHave) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const auto converting = WeightFileOptions().convert_dtype(true);
+  for (const auto& [wide, narrow] : {std::pair{at::kFloat, at::kBFloat16},
+                                     {at::kBFloat16, at::kFloat},
+                                     {at::kDouble, at::kHalf}}) {
+    const MultiHeadAttention saved(
+        MultiHeadAttentionOptions(12, 3).dtype(wide).add_bias_kv(true).qk_norm(QKNorm::rms));
+    save(saved, path);
+    TensorFile file = read_safetensors(path);
+    for (const char* name : {"k_norm", "q_norm", "bias_k", "W_k.bias"}) {
+      file.tensors[name] = file.tensors[name].to(narrow);
+    }
+    write_safetensors(path, file);
+    EXPECT_EQ(options_from_file(path, std::nullopt, converting).dtype(), wide);
+    const auto loaded = load(path, std::nullopt, converting);
+    EXPECT_TRUE(test::is_bit_equal(loaded->W_k->weight, saved->W_k->weight));
+    EXPECT_TRUE(test::is_bit_equal(loaded->W_o->bias, saved->W_o->bias));
+    const auto error = error_of([&] { load(path, std::nullopt, {}); });
+    EXPECT_NE(error.find("dtype of 'k_norm'"), std::string::npos) << error;
+    EXPECT_EQ(error.find("dtype of 'W_q.weight'"), std::string::npos) << error;
+  }
+}
+
+TEST(OptionsFromFileTest, ProjectionsOfSeveralDtypesGiveTheOneThatHoldsThemAll) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const MultiHeadAttention saved(12, 3);
+  save(saved, path);
+  TensorFile file = read_safetensors(path);
+  file.tensors["W_q.weight"] = file.tensors["W_q.weight"].to(at::kBFloat16);
+  file.tensors["W_v.weight"] = file.tensors["W_v.weight"].to(at::kHalf);
+  write_safetensors(path, file);
+  const auto loaded = load(path, std::nullopt, WeightFileOptions().convert_dtype(true));
+  EXPECT_TRUE(test::is_bit_equal(loaded->W_k->weight, saved->W_k->weight));
+}
+
 }  // namespace
 }  // namespace mha

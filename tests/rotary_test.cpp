@@ -299,11 +299,8 @@ TEST(RotaryTest, WrongArgumentsAreNamed) {
   EXPECT_TRUE(refuses([&] { apply_rotary(p, p); }, {"x", "Long"}));
   EXPECT_TRUE(refuses([&] { apply_rotary(x, {}); }, {"positions", "undefined"}));
   EXPECT_TRUE(refuses([&] { apply_rotary(x, at::arange(4)); }, {"positions", "3", "[4]"}));
-  EXPECT_TRUE(refuses(
-      [&] {
-        apply_rotary(x, at::zeros({1, 3}, at::kLong));
-      },
-      {"positions", "2", "[1, 3]"}));
+  EXPECT_TRUE(refuses([&] { apply_rotary(x, at::zeros({1, 3}, at::kLong)); },
+                      {"positions", "2", "[1, 3]"}));
   EXPECT_TRUE(refuses([&] { apply_rotary(x, at::ones({3})); }, {"positions", "Float"}));
   const auto with = [&](const RotaryOptions& options) {
     return [&x, &p, options] { apply_rotary(x, p, options); };
@@ -346,6 +343,12 @@ TEST(RotaryTest, OptionsDescribeThemselves) {
             "(base=10000, pairing=half_split, scaling=linear(2))");
   EXPECT_EQ(text(RotaryOptions().scaling(NtkScaling(3))),
             "(base=10000, pairing=half_split, scaling=ntk(3))");
+}
+
+TEST(RotaryTest, HeadsBeyondAnyMemoryAreRefused) {
+  EXPECT_TRUE(test::refuses([] { rotary_frequencies({}, int64_t{1} << 40); },
+                            {"rotary_dim", "2^24", std::to_string(int64_t{1} << 40)}));
+  EXPECT_EQ(rotary_frequencies(RotaryOptions().rotary_dim(4), int64_t{1} << 40).numel(), 2);
 }
 
 }  // namespace

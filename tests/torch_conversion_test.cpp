@@ -3,6 +3,10 @@
 // in other orders, agree to 2e-6 in float32 and 1e-12 in float64 for data of unit scale.
 #include <mha/torch_conversion.h>
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "expect.h"
 
 namespace mha {
@@ -205,6 +209,47 @@ TEST(TorchConversionTest, AnOptionThatTorchLacksIsRefused) {
       to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).num_kv_heads(3))));
   EXPECT_NO_THROW(to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).scale(0.5))));
   EXPECT_NO_THROW(to_torch(MultiHeadAttention(MultiHeadAttentionOptions(options).head_dim(4))));
+}
+
+TEST(TorchConversionTest, AModuleOfTorchsWhoseParametersDoNotFitItsOptionsIsRefused) {
+  using Theirs = torch::nn::MultiheadAttention;
+  struct Change {
+    std::function<void(torch::nn::MultiheadAttentionImpl&)> make;
+    std::vector<std::string> words;
+  };
+  const std::vector<Change> changes{
+      {[](auto& m) { m.in_proj_weight.set_data(at::zeros({7, 12})); },
+       {"in_proj_weight", "[36, 12]", "[7, 12]"}},
+      {[](auto& m) { m.in_proj_weight.set_data(at::zeros({36, 11})); },
+       {"in_proj_weight", "[36, 12]", "[36, 11]"}},
+      {[](auto& m) { m.in_proj_bias.set_data(at::zeros({7})); },
+       {"in_proj_bias", "[36]", "[7]"}},
+      {[](auto& m) { m.in_proj_bias = at::Tensor(); }, {"in_proj_bias", "[36]", "none"}},
+      {[](auto& m) { m.out_proj->weight.set_data(at::zeros({12, 9})); },
+       {"out_proj.weight", "[12, 12]", "[12, 9]"}},
+      {[](auto& m) { m.out_proj->bias.set_data(at::zeros({1})); },
+       {"out_proj.bias", "[12]", "[1]"}},
+      {[](auto& m) { m.bias_k.set_data(at::zeros({12})); }, {"bias_k", "[1, 1, 12]", "[12]"}},
+      {[](auto& m) { m.bias_v.set_data(at::zeros({1, 1, 12}, at::kDouble)); },
+       {"bias_v", "Float", "Double"}},
+      {[](auto& m) { m.out_proj->weight.set_data(at::zeros({12, 12}, at::kHalf)); },
+       {"out_proj.weight", "Float", "Half"}},
+      {[](auto& m) { m.options.bias(false); }, {"in_proj_bias", "none", "[36]"}},
+      {[](auto& m) { m.options.add_bias_kv(false); }, {"bias_k", "none", "[1, 1, 12]"}},
+      {[](auto& m) { m.options.num_heads(5); }, {"num_heads", "12", "5"}},
+      {[](auto& m) { m.options.embed_dim(24); }, {"in_proj_weight", "[72, 24]", "[36, 12]"}},
+  };
+  for (const auto& [make, words] : changes) {
+    Theirs theirs(TorchOptions(12, 3).add_bias_kv(true));
+    make(*theirs);
+    for (const auto& word : words) EXPECT_TRUE(refuses([&] { from_torch(theirs); }, {word}));
+  }
+  Theirs apart(TorchOptions(12, 3).kdim(5).vdim(7));
+  apart->k_proj_weight.set_data(at::zeros({12, 12}));
+  EXPECT_TRUE(refuses([&] { from_torch(apart); }, {"k_proj_weight", "[12, 5]", "[12, 12]"}));
+  EXPECT_TRUE(refuses([] { from_torch(Theirs(nullptr)); }, {"from_torch", "module", "empty"}));
+  EXPECT_TRUE(
+      refuses([] { to_torch(MultiHeadAttention(nullptr)); }, {"to_torch", "module", "empty"}));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "huge_pages.h"
 #include "processor_loops.h"
@@ -22,29 +23,22 @@ double seconds_now() {
   return std::chrono::duration<double>(now).count();
 }
 
-/// The least time of `repeats` calls of work(thread), made on all threads at once. Many short
-/// calls find the moments that other programs leave free.
+/// The median time of `repeats` calls of work(thread), made on all threads at once. What takes
+/// a part of the machine away for a while takes it from a case beside it too.
 template <typename Work>
-double best_seconds(int threads, int repeats, const Work& work) {
+double median_seconds(int threads, int repeats, const Work& work) {
   const ThreadCount scope(threads);
-  double best = 1e30;
+  std::vector<double> times;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     const double start = seconds_now();
     at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
       for (int64_t thread = first; thread < last; ++thread) work(thread);
     });
-    best = std::min(best, seconds_now() - start);
+    times.push_back(seconds_now() - start);
   }
-  return best;
-}
-
-double peak_of(int threads) {
-  constexpr int64_t rounds = 100000;  // a third of a millisecond, far above the start of a loop
-  const ProcessorLoops& loops = processor_loops();
-  const double seconds = best_seconds(threads, 60, [&](int64_t) {
-    [[maybe_unused]] volatile float kept = loops.multiply_add(rounds);
-  });
-  return static_cast<double>(loops.flops_per_round) * rounds * threads / seconds;
+  const auto middle = times.begin() + repeats / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 /// The value of "key : value" in a file of such lines, "" if there is none.
@@ -85,17 +79,6 @@ class ReadBuffer {
   std::unique_ptr<float, Free> data_;
 };
 
-/// Bytes a second that the threads read from memory, each a part of one large array.
-double read_bandwidth_of(int threads) {
-  static const ReadBuffer buffer;  // kept: fresh memory can cost a second on a virtual machine
-  const int64_t part = buffer.size() / threads / 128 * 128;
-  const double seconds = best_seconds(threads, 10, [&](int64_t thread) {
-    [[maybe_unused]] volatile float kept =
-        processor_loops().sum(buffer.data() + thread * part, part);
-  });
-  return static_cast<double>(part) * threads * sizeof(float) / seconds;
-}
-
 }  // namespace
 
 ThreadCount::ThreadCount(int threads) : before_(at::get_num_threads()) {
@@ -133,23 +116,30 @@ double available_memory() {
          static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
-MachineLimits::MachineLimits(int threads) : threads_(threads) {
-  measure();
+double fma_peak(int threads) {
+  constexpr int64_t rounds = 100000;  // a third of a millisecond, far above the start of a loop
+  const ProcessorLoops& loops = processor_loops();
+  const double seconds = median_seconds(threads, 60, [&](int64_t) {
+    [[maybe_unused]] volatile float kept = loops.multiply_add(rounds);
+  });
+  return static_cast<double>(loops.flops_per_round) * rounds * threads / seconds;
 }
 
-void MachineLimits::measure() {
-  measure_peak();
-  one_thread_peak_ = std::max(one_thread_peak_, peak_of(1));
-  if (cpu_count() > 1) two_thread_peak_ = std::max(two_thread_peak_, peak_of(2));
-  read_bandwidth_ = std::max(read_bandwidth_, read_bandwidth_of(threads_));
+double read_bandwidth(int threads) {
+  static const ReadBuffer buffer;  // kept: fresh memory can cost a second on a virtual machine
+  const int64_t part = buffer.size() / threads / 128 * 128;
+  const double seconds = median_seconds(threads, 3, [&](int64_t thread) {
+    [[maybe_unused]] volatile float kept =
+        processor_loops().sum(buffer.data() + thread * part, part);
+  });
+  return static_cast<double>(part) * threads * sizeof(float) / seconds;
 }
 
-void MachineLimits::measure_peak() {
-  fma_peak_ = std::max(fma_peak_, peak_of(threads_));
-}
-
-double MachineLimits::two_thread_scaling() const {
-  return two_thread_peak_ > 0 ? two_thread_peak_ / one_thread_peak_ : 1;
+double two_thread_scaling() {
+  if (cpu_count() == 1) return 1;
+  double best = 0;  // of a few tries: others can only take a thread's time away
+  for (int i = 0; i < 3; ++i) best = std::max(best, fma_peak(2) / fma_peak(1));
+  return best;
 }
 
 }  // namespace mha::bench

@@ -29,31 +29,17 @@ double load_average();
 /// The memory that could be taken now without swapping, in bytes.
 double available_memory();
 
-/// The limits of the machine, measured beside a benchmark. Other programs can only lower a
-/// measurement, so the best one so far counts: measure before, between and after.
-class MachineLimits {
- public:
-  /// For work on that many threads. Measures everything once.
-  explicit MachineLimits(int threads);
+// The limits of the machine at this moment: clocks and neighbours change within a run, so these
+// are measured beside what is compared with them, and by their median, as a case is.
 
-  void measure();       ///< everything, some 400 ms
-  void measure_peak();  ///< what `fma_peak` returns, some 20 ms
+/// float32 FLOP/s of that many threads together, in some 20 ms.
+double fma_peak(int threads);
 
-  int threads() const { return threads_; }
-  double fma_peak() const { return fma_peak_; }  ///< float32 FLOP/s, all threads
-  double read_bandwidth() const {
-    return read_bandwidth_;
-  }  ///< bytes/s from memory, all threads
+/// Bytes/s that so many threads read from memory together, in some 50 ms.
+double read_bandwidth(int threads);
 
-  /// The peak of two threads over that of one, near 2 if they get a core each; 1 if there is
-  /// one CPU only.
-  double two_thread_scaling() const;
-  /// Whether two threads are worth comparing with one here.
-  bool two_threads_scale() const { return two_thread_scaling() >= 1.8; }
-
- private:
-  int threads_;
-  double fma_peak_ = 0, one_thread_peak_ = 0, two_thread_peak_ = 0, read_bandwidth_ = 0;
-};
+/// The peak of two threads over that of one, near 2 if they get a core each; 1 if there is one
+/// CPU only.
+double two_thread_scaling();
 
 }  // namespace mha::bench

@@ -1,5 +1,7 @@
 #include "measure.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <chrono>
 #include <vector>
@@ -26,15 +28,53 @@ double run_ms(const Computation& computation, std::vector<at::Tensor>* kept) {
   return milliseconds_since(start);
 }
 
-Timing timing(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  const size_t middle = times.size() / 2;
-  const double median =
-      times.size() % 2 == 1 ? times[middle] : (times[middle - 1] + times[middle]) / 2;
-  return {median, times.front()};
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+Timing timing(const std::vector<double>& times) {
+  return {median(times), *std::min_element(times.begin(), times.end())};
+}
+
+/// The limit of a case, measured now and again in at most a fifth of the time.
+class LimitBeside {
+ public:
+  explicit LimitBeside(const Case& what) : what_(what), start_(Clock::now()) {}
+
+  void measure() {
+    const auto start = Clock::now();
+    limits_.push_back(limit_of(what_));
+    spent_ += milliseconds_since(start);
+  }
+  void measure_if_due() {
+    if (5 * spent_ < milliseconds_since(start_)) measure();
+  }
+  double typical() const { return median(limits_); }
+  double spent_ms() const { return spent_; }
+
+ private:
+  const Case& what_;
+  const Clock::time_point start_;
+  double spent_ = 0;
+  std::vector<double> limits_;
+};
+
+bool is_bound_by_memory(const Case& what) {
+  return what.kind == Kind::decode;
 }
 
 }  // namespace
+
+double limit_of(const Case& what) {
+  const int threads = at::get_num_threads();
+  return is_bound_by_memory(what) ? read_bandwidth(threads) : fma_peak(threads);
+}
+
+double share_of_limit(const Case& what, double seconds, double limit) {
+  return (is_bound_by_memory(what) ? cache_bytes(what) : useful_flops(what)) / seconds / limit;
+}
 
 Measurement measure(const Case& what, double seconds) {
   const Workload workload = make_workload(what);
@@ -64,6 +104,8 @@ Measurement measure(const Case& what, double seconds) {
     }
   }
   ours.clear();
+  LimitBeside limit(what);
+  limit.measure();
   // The first round fills caches and takes memory. Where it is a small part of the time that is
   // no loss; of long runs it is one in three, which the median sets aside.
   if (milliseconds_since(start) < 1e3 * seconds) {
@@ -71,13 +113,17 @@ Measurement measure(const Case& what, double seconds) {
   }
   constexpr size_t least = 3, most = 2000;
   while (runs.front().times.size() < least ||
-         (runs.front().times.size() < most && milliseconds_since(start) < 1e3 * seconds)) {
+         (runs.front().times.size() < most &&
+          milliseconds_since(start) - limit.spent_ms() < 1e3 * seconds)) {
     for (Run& run : runs) run.times.push_back(run_ms(*run.computation, nullptr));
+    limit.measure_if_due();
   }
+  limit.measure();
 
   Measurement result{};
-  for (Run& run : runs) {
-    const Timing times = timing(std::move(run.times));
+  result.limit = limit.typical();
+  for (const Run& run : runs) {
+    const Timing times = timing(run.times);
     if (run.side == Side::ours) result.ours = times;
     if (run.side == Side::builtin) result.builtin = times;
     if (run.side == Side::sdpa) result.sdpa = times;

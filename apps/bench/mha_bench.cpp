@@ -17,21 +17,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <optional>
 #include <sstream>
 
 #include "machine.h"
+#include "measure.h"
 #include "workload.h"
 
 namespace {
 
 using namespace mha::bench;
-
-MachineLimits& limits_of(int threads) {
-  static std::map<int, MachineLimits> limits;
-  return limits.try_emplace(threads, threads).first->second;
-}
 
 /// Google Benchmark calls a function several times to find the number of iterations; input and
 /// parameters are made once.
@@ -48,8 +43,6 @@ const Workload& workload_of(const Case& what) {
 
 void run(benchmark::State& state, const Case& what, Side side, int threads) {
   const ThreadCount scope(threads);
-  MachineLimits& limits = limits_of(threads);
-  limits.measure_peak();
   const Computation& computation = *workload_of(what).side(side);
   if (computation.memory > available_memory() / 2) {
     state.SkipWithError(
@@ -59,6 +52,7 @@ void run(benchmark::State& state, const Case& what, Side side, int threads) {
   // Timed here, so that what prepares a run stays outside without a price.
   using Clock = std::chrono::steady_clock;
   double total = 0;
+  const double before = limit_of(what);
   for (auto _ : state) {
     if (computation.prepare) computation.prepare();
     const auto start = Clock::now();
@@ -67,16 +61,10 @@ void run(benchmark::State& state, const Case& what, Side side, int threads) {
     state.SetIterationTime(seconds);
     total += seconds;
   }
-  limits.measure_peak();
-
-  const bool from_memory = what.kind == Kind::decode;
-  if (from_memory) limits.measure();
+  const double limit = (before + limit_of(what)) / 2;
   const double seconds = total / static_cast<double>(state.iterations());
-  const double flops = useful_flops(what) / seconds;
-  const double of_limit = from_memory ? cache_bytes(what) / seconds / limits.read_bandwidth()
-                                      : flops / limits.fma_peak();
-  state.counters["GFLOP/s"] = flops / 1e9;
-  state.counters["percent_of_limit"] = 100 * of_limit;
+  state.counters["GFLOP/s"] = useful_flops(what) / seconds / 1e9;
+  state.counters["percent_of_limit"] = 100 * share_of_limit(what, seconds, limit);
 }
 
 void add_benchmarks() {
@@ -102,16 +90,15 @@ void add_context() {
   benchmark::AddCustomContext("isa", isa.str());
   benchmark::AddCustomContext("libtorch", mha::torch_version());
   for (int threads = 1; threads <= std::min(2, cpu_count()); ++threads) {
-    const MachineLimits& limits = limits_of(threads);
     benchmark::AddCustomContext(
         fmt::format("limits_{}_threads", threads),
-        fmt::format("{:.0f} GFLOP/s, {:.1f} GB/s read", limits.fma_peak() / 1e9,
-                    limits.read_bandwidth() / 1e9));
+        fmt::format("{:.0f} GFLOP/s, {:.1f} GB/s read", fma_peak(threads) / 1e9,
+                    read_bandwidth(threads) / 1e9));
   }
-  if (cpu_count() > 1 && !limits_of(1).two_threads_scale()) {
+  if (const double scaling = two_thread_scaling(); cpu_count() > 1 && scaling < 1.8) {
     benchmark::AddCustomContext(
-        "note", fmt::format("two threads reach only {:.2f} times the peak of one here",
-                            limits_of(1).two_thread_scaling()));
+        "note",
+        fmt::format("two threads reach only {:.2f} times the peak of one here", scaling));
   }
 }
 

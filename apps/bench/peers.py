@@ -103,7 +103,7 @@ def measure_ours(program, case, threads):
 
 
 def compare(program, case, peers, arguments):
-    """Times of one case: ours from `mha bench`, then {peer: times}, and the machine's limits."""
+    """Times of one case: ours from `mha bench`, then {peer: times}, and what it says of the machine."""
     ours, machines = [], []
     theirs = {peer.name: [] for peer in peers}
     forms = {}
@@ -121,7 +121,7 @@ def compare(program, case, peers, arguments):
 def table_line(case, ours, theirs, statistic):
     pick = {"median": statistics.median, "min": min}[statistic]
     our_ms = pick([result[f"ms_{statistic}"] for result in ours])
-    # Of the FMA peak, for decode of the read bandwidth.
+    # Of the FMA peak, for decode of the read bandwidth, each measured in turn with its case.
     limit = statistics.median(r["fraction_of_peak"] * r["ms_median"] for r in ours) / our_ms
     cells = [f"{name_of(case):<38}{our_ms:>10.4g}{100 * limit:>6.0f}%"]
     for peer in PEERS:
@@ -165,10 +165,11 @@ def main():
         forms.append(f"{name_of(case)}: " + ", ".join(
             f"{PEERS[peer]} {form}" for peer, form in used.items()))
 
-    best = max(machines, key=lambda machine: machine["fma_peak_gflops"])
+    machine = machines[0]
+    peaks = [machine["fma_peak_gflops"] for machine in machines]
     plural = "" if arguments.threads == 1 else "s"
-    print(f"{best['cpu']}, {best['isa']} kernels, {arguments.threads} thread{plural}, "
-          f"FMA peak {best['fma_peak_gflops']:.0f} GFLOP/s")
+    print(f"{machine['cpu']}, {machine['isa']} kernels, {arguments.threads} thread{plural}, "
+          f"FMA peak {min(peaks):.0f} to {max(peaks):.0f} GFLOP/s")
     loads = [machine["load_average"] for machine in machines]
     print(f"load average {min(loads):.1f} to {max(loads):.1f}; {versions}")
     scaling = max(machines, key=lambda machine: machine["two_thread_scaling"])

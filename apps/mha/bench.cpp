@@ -26,13 +26,12 @@ namespace mha::cli {
 namespace {
 
 using bench::Case;
-using bench::MachineLimits;
 using bench::Measurement;
 using nlohmann::ordered_json;
 
 struct BenchArguments {
   std::vector<std::string> cases;
-  std::optional<int> threads;
+  std::optional<int64_t> threads;
   bool json = false;
 };
 
@@ -76,37 +75,40 @@ std::vector<Case> cases_with(const std::vector<std::string>& parts) {
   return found;
 }
 
-ordered_json machine_json(const MachineLimits& limits, double load) {
+/// Of the machine before anything else runs; the limits of each case stand with it.
+ordered_json machine_json() {
+  const double load = bench::load_average();  // of others: before this program adds to it
+  const int threads = at::get_num_threads();
+  const double scaling = bench::two_thread_scaling();
   return {
       {"cpu", bench::cpu_name()},
       {"isa", stream_text(cpu_isa())},
-      {"threads", limits.threads()},
+      {"threads", threads},
       {"libtorch", torch_version()},
-      {"fma_peak_gflops", rounded(limits.fma_peak() / 1e9)},
-      {"read_bandwidth_gb_s", rounded(limits.read_bandwidth() / 1e9)},
-      {"two_thread_scaling", rounded(limits.two_thread_scaling())},
-      {"two_threads_scale", limits.two_threads_scale()},
+      {"fma_peak_gflops", rounded(bench::fma_peak(threads) / 1e9)},
+      {"read_bandwidth_gb_s", rounded(bench::read_bandwidth(threads) / 1e9)},
+      {"two_thread_scaling", rounded(scaling)},
+      {"two_threads_scale", scaling >= 1.8},
       {"load_average", rounded(load)},
   };
 }
 
-ordered_json result_json(const Case& what, const Measurement& times,
-                         const MachineLimits& limits) {
+ordered_json result_json(const Case& what, const Measurement& times) {
   const double seconds = times.ours.median_ms / 1e3;
-  const double flops = bench::useful_flops(what) / seconds;
-  const double fraction = what.kind == bench::Kind::decode
-                              ? bench::cache_bytes(what) / seconds / limits.read_bandwidth()
-                              : flops / limits.fma_peak();
+  const double limit = times.limit;
+  const bool from_memory = what.kind == bench::Kind::decode;
   const auto ratio = [&](const std::optional<bench::Timing>& peer) {
     return peer ? rounded(peer->median_ms / times.ours.median_ms) : ordered_json();
   };
   return {
       {"case", name_of(what)},
-      {"threads", limits.threads()},
+      {"threads", at::get_num_threads()},
       {"ms_median", rounded(times.ours.median_ms)},
       {"ms_min", rounded(times.ours.min_ms)},
-      {"gflops", rounded(flops / 1e9)},
-      {"fraction_of_peak", rounded(fraction)},
+      {"gflops", rounded(bench::useful_flops(what) / seconds / 1e9)},
+      {"fma_peak_gflops", from_memory ? ordered_json() : rounded(limit / 1e9)},
+      {"read_bandwidth_gb_s", from_memory ? rounded(limit / 1e9) : ordered_json()},
+      {"fraction_of_peak", rounded(bench::share_of_limit(what, seconds, limit))},
       {"ratio_to_builtin", ratio(times.builtin)},
       {"ratio_to_sdpa", ratio(times.sdpa)},
   };
@@ -117,7 +119,7 @@ std::string text(const ordered_json& report) {
   const auto number = [](const ordered_json& json) { return json.get<double>(); };
   std::string lines = fmt::format(
       "{}, {} kernels, {} thread{}, LibTorch {}\n"
-      "FMA peak {:.0f} GFLOP/s, memory read {:.1f} GB/s, load average before {:.1f}{}\n\n",
+      "Before: FMA peak {:.0f} GFLOP/s, memory read {:.1f} GB/s, load average {:.1f}{}\n\n",
       machine["cpu"].get<std::string>(), machine["isa"].get<std::string>(),
       machine["threads"].get<int>(), machine["threads"].get<int>() == 1 ? "" : "s",
       machine["libtorch"].get<std::string>(), number(machine["fma_peak_gflops"]),
@@ -126,50 +128,57 @@ std::string text(const ordered_json& report) {
           ? ""
           : fmt::format("\nTwo threads reach only {:.2f} times the peak of one here.",
                         number(machine["two_thread_scaling"])));
-  lines += fmt::format("{:<38}{:>10}{:>10}{:>9}{:>8}{:>10}{:>8}\n", "case (BxTxDxH)",
-                       "ms median", "ms min", "GFLOP/s", "limit", "built-in", "SDPA");
+  lines += fmt::format("{:<38}{:>10}{:>10}{:>9}{:>10}{:>7}{:>10}{:>8}\n", "case (BxTxDxH)",
+                       "ms median", "ms min", "GFLOP/s", "limit", "share", "built-in", "SDPA");
   const auto ratio = [&](const ordered_json& json) {
     return json.is_null() ? std::string("-") : fmt::format("{:.2f}x", number(json));
   };
   for (const ordered_json& result : report["results"]) {
-    lines += fmt::format("{:<38}{:>10.4g}{:>10.4g}{:>9.1f}{:>7.0f}%{:>10}{:>8}\n",
+    const ordered_json& peak = result["fma_peak_gflops"];
+    lines += fmt::format("{:<38}{:>10.4g}{:>10.4g}{:>9.1f}{:>10}{:>6.0f}%{:>10}{:>8}\n",
                          result["case"].get<std::string>(), number(result["ms_median"]),
                          number(result["ms_min"]), number(result["gflops"]),
+                         peak.is_null()
+                             ? fmt::format("{:.1f} GB/s", number(result["read_bandwidth_gb_s"]))
+                             : fmt::format("{:.1f}", number(peak)),
                          100 * number(result["fraction_of_peak"]),
                          ratio(result["ratio_to_builtin"]), ratio(result["ratio_to_sdpa"]));
   }
   return lines +
-         "\nlimit: share of the FMA peak; for decode, of the memory's read bandwidth.\n"
+         "\nlimit: the FMA peak in GFLOP/s, for decode the memory's read bandwidth, measured "
+         "in\n"
+         "turn with the case; share: ours of it.\n"
          "built-in, SDPA: their median time over ours; above 1 this library is faster.\n";
 }
 
 /// Shows on a terminal what is being measured; an empty text clears the line.
 void show_progress(const std::string& what) {
   if (isatty(STDERR_FILENO) == 0) return;
-  fmt::print(stderr, "\r{:<60}{}", what, what.empty() ? "\r" : "");
+  std::fputs(fmt::format("\r{:<60}{}", what, what.empty() ? "\r" : "").c_str(), stderr);
   std::fflush(stderr);
+}
+
+/// More threads than a few a CPU only wait for each other, and thousands bring the machine to a
+/// halt.
+int checked_threads(const BenchArguments& arguments) {
+  const int most = 4 * bench::cpu_count();
+  const int64_t threads = arguments.threads.value_or(at::get_num_threads());
+  TORCH_CHECK(threads <= most, "--threads: expected at most ", most, ", four for each of the ",
+              bench::cpu_count(), " CPUs, found ", threads);
+  return static_cast<int>(threads);
 }
 
 ExitCode run_bench(const BenchArguments& arguments) {
   const std::vector<Case> cases = cases_with(arguments.cases);
-  const bench::ThreadCount scope(arguments.threads.value_or(at::get_num_threads()));
-  const double load = bench::load_average();  // of others: before this program adds to it
-  MachineLimits limits(at::get_num_threads());
-  std::vector<Measurement> measured;
+  const bench::ThreadCount scope(checked_threads(arguments));
+  ordered_json report = {{"machine", machine_json()}, {"results", ordered_json::array()}};
+  ordered_json& results = report["results"];
   for (const Case& what : cases) {
-    show_progress(fmt::format("{}/{} {}", measured.size() + 1, cases.size(), name_of(what)));
-    measured.push_back(bench::measure(what, kSecondsPerCase));
-    limits.measure_peak();
+    show_progress(fmt::format("{}/{} {}", results.size() + 1, cases.size(), name_of(what)));
+    results.push_back(result_json(what, bench::measure(what, kSecondsPerCase)));
   }
-  limits.measure();
   show_progress("");
-
-  ordered_json report = {{"machine", machine_json(limits, load)},
-                         {"results", ordered_json::array()}};
-  for (size_t i = 0; i < cases.size(); ++i) {
-    report["results"].push_back(result_json(cases[i], measured[i], limits));
-  }
-  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  print_report(report, arguments.json, text);
   return kSuccess;
 }
 
@@ -182,13 +191,15 @@ Command bench_command(CLI::App& program) {
       ->check(integer_from(1));
   app->add_option("--case", arguments->cases,
                   "Only cases whose name contains this; may be repeated")
+      ->check(not_empty())
       ->type_name("TEXT")
       ->allow_extra_args(false);
   app->add_flag("--json", arguments->json, "Write JSON");
   app->footer(
       "Example: mha bench --threads 1 --case 'module_forward 1x2048'\n"
       "Takes about a minute without --case. Ours and torch's run in turn; under a causal mask\n"
-      "the allowed pairs alone count as work. The machine's limits are measured beside.");
+      "the allowed pairs alone count as work. The limit of a case is measured in turn with "
+      "it.");
   return {app, [arguments] { return run_bench(*arguments); }};
 }
 

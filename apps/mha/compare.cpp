@@ -17,6 +17,7 @@
 #include "layer_call.h"
 #include "layer_options.h"
 #include "mask_options.h"
+#include "memory.h"
 #include "text.h"
 #include "validators.h"
 
@@ -113,6 +114,7 @@ ExitCode compare_layer(const CompareArguments& arguments) {
   const Weights maps = !expected_maps.defined() ? Weights::none
                        : averaged               ? Weights::averaged
                                                 : Weights::per_head;
+  if (maps != Weights::none) check_memory("--expected", map_bytes(module, call));
   const AttentionOutput result =
       module->forward(call.query, call.key, call.value, call.mask, maps);
 
@@ -131,7 +133,7 @@ ExitCode compare_layer(const CompareArguments& arguments) {
                                          {"compared", results},
                                          {"tolerance", tolerance},
                                          {"passed", passed}};
-  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  print_report(report, arguments.json, text);
   return passed ? kSuccess : kDiffers;
 }
 

@@ -1,10 +1,8 @@
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <mha/multi_head_attention.h>
 #include <mha/weight_file.h>
 #include <weights/safetensors.h>
 
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,6 +10,7 @@
 #include "command.h"
 #include "layer_call.h"
 #include "layer_options.h"
+#include "output_file.h"
 #include "text.h"
 #include "validators.h"
 
@@ -35,10 +34,7 @@ std::string text(const nlohmann::ordered_json& report) {
 }
 
 ExitCode convert_layer(const ConvertArguments& arguments) {
-  std::error_code ignored;  // a file that isn't there yet is no input
-  TORCH_CHECK(!std::filesystem::equivalent(arguments.output, arguments.layer.file(), ignored),
-              "--output: expected another file than ", arguments.layer.file(),
-              ", which is read");
+  check_output(arguments.output, {arguments.layer.file()});
   const MultiHeadAttention module = arguments.layer.load();
   save(module, arguments.output,
        WeightFileOptions().prefix(arguments.prefix).layout(*layout_named(arguments.layout)));
@@ -50,7 +46,7 @@ ExitCode convert_layer(const ConvertArguments& arguments) {
   for (const auto& [name, tensor] : detail::read_safetensors(arguments.output).tensors) {
     report["tensors"][name] = described(tensor);
   }
-  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  print_report(report, arguments.json, text);
   return kSuccess;
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "command.h"
+#include "memory.h"
 #include "text.h"
 #include "validators.h"
 
@@ -42,6 +43,19 @@ struct Comparison {
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   TORCH_CHECK(a.sizes() == b.sizes(), "shapes differ: ", a.sizes(), " and torch's ", b.sizes());
   return (a - b).abs().max().item<double>();
+}
+
+/// Four maps are in memory at once, beside inputs, projections and weights of both modules.
+void check_fits(const DemoArguments& arguments) {
+  const auto batch = static_cast<double>(arguments.batch),
+             length = static_cast<double>(arguments.length),
+             width = static_cast<double>(arguments.d_model),
+             heads = static_cast<double>(arguments.heads);
+  const double numbers =
+      4 * batch * heads * length * length + 12 * batch * length * width + 8 * width * width;
+  check_memory(fmt::format("--batch {}, --length {}, --d-model {}, --heads {}", arguments.batch,
+                           arguments.length, arguments.d_model, arguments.heads),
+               numbers * (arguments.dtype == "float64" ? 8 : 4));
 }
 
 Comparison compare(const DemoArguments& arguments) {
@@ -136,11 +150,14 @@ std::string text(const DemoArguments& arguments, const Comparison& result,
 ExitCode run_demo(const DemoArguments& arguments) {
   TORCH_CHECK(arguments.shown_head < arguments.heads, "--show-head: expected below ",
               arguments.heads, ", the number of heads, found ", arguments.shown_head);
-  TORCH_CHECK(!arguments.tolerance || *arguments.tolerance >= 0,
-              "--tolerance: expected a number >= 0, found ", arguments.tolerance.value_or(0));
+  check_fits(arguments);
   const Comparison result = compare(arguments);
   const nlohmann::ordered_json report = summary(arguments, result);
-  fmt::print("{}", arguments.json ? json_text(report) : text(arguments, result, report));
+  if (arguments.json) {
+    print_report(report, true, nullptr);
+  } else {
+    print(text(arguments, result, report));
+  }
   return report["within_tolerance"].get<bool>() ? kSuccess : kDiffers;
 }
 
@@ -165,7 +182,8 @@ Command demo_command(CLI::App& program) {
          {"float32", "float64"})
       ->capture_default_str();
   app->add_option("--tolerance", arguments->tolerance,
-                  "Allowed difference; default: 2e-6, float64 1e-12");
+                  "Allowed difference; default: 2e-6, float64 1e-12")
+      ->check(number_from_zero());
   app->add_option("--show-head", arguments->shown_head, "The head whose weights are drawn")
       ->check(integer_from(0))
       ->capture_default_str();

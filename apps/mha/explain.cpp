@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 #include <mha/cpu_isa.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -42,9 +43,10 @@ std::string device_problem(const std::string& text) {
   }
 }
 
-/// A tensor of any size that takes no memory: one number, seen as many.
+/// A tensor of any size that takes no memory: one row, seen as many. Rows that lie as the
+/// kernels read them are not copied.
 at::Tensor sized(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::empty({1}, dtype).expand(sizes);
+  return at::empty({sizes.back()}, dtype).expand(sizes);
 }
 
 std::string kernel_text(detail::ForwardKernel kernel) {
@@ -97,23 +99,31 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
   const int64_t keys = keys_ ? keys_ : queries_, kv_heads = kv_heads_ ? kv_heads_ : heads_;
   TORCH_CHECK(heads_ % kv_heads == 0, "--num-kv-heads: expected a divisor of --num-heads ",
               heads_, ", found ", kv_heads);
+  const auto count = [&](int64_t heads, int64_t tokens) {
+    return static_cast<double>(batch_) * static_cast<double>(heads) *
+           static_cast<double>(tokens) * static_cast<double>(head_dim_);
+  };
+  const double numbers = std::max(count(heads_, queries_), count(kv_heads, keys));
+  TORCH_CHECK(numbers < 0x1p62, "--explain: expected sizes of fewer than 2^62 numbers, found ",
+              "query (", batch_, ", ", heads_, ", ", queries_, ", ", head_dim_, ") and key (",
+              batch_, ", ", kv_heads, ", ", keys, ", ", head_dim_, ")");
   const c10::Device device(device_);
   const auto dtype = kDtypes.at(dtype_);
-  const auto query = sized({batch_, heads_, queries_, head_dim_}, dtype);
-  const auto key = sized({batch_, kv_heads, keys, head_dim_}, dtype);
   const auto attention = detail::choose_path(device, dtype, head_dim_, head_dim_);
   nlohmann::ordered_json lines;
   lines["attention"] = path_text(attention, "fused kernels", "composition in ATen calls");
   if (attention.path == detail::Path::fused) {
+    const std::vector<int64_t> query = {batch_, heads_, queries_, head_dim_};
+    const std::vector<int64_t> key = {batch_, kv_heads, keys, head_dim_};
     const Weights weights = kWeights.at(weights_);
     const double scale = 1 / std::sqrt(static_cast<double>(head_dim_));
     detail::AttentionCall call{{scale}, 0, 0, weights, false};
     call.query_is_bfloat16 = dtype == at::kBFloat16;
     const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
     // With a gradient, keys and values are widened by a copy that autograd sees.
-    const auto stored = gradient_ ? sized(key.sizes(), at::kFloat) : key;
-    const auto kernel = detail::choose_forward_kernel(sized(query.sizes(), at::kFloat), stored,
-                                                      stored, mask, call, gradient_);
+    const auto stored = sized(key, gradient_ ? at::kFloat : dtype);
+    const auto kernel = detail::choose_forward_kernel(sized(query, at::kFloat), stored, stored,
+                                                      mask, call, gradient_);
     lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));
   }
   lines["projections"] = path_text(detail::choose_projection_path(device, dtype, gradient_),

@@ -16,6 +16,7 @@
 #include "explain.h"
 #include "file_info.h"
 #include "text.h"
+#include "validators.h"
 
 namespace mha::cli {
 namespace {
@@ -63,6 +64,14 @@ nlohmann::ordered_json information() {
   };
 }
 
+std::string explanation_text(const nlohmann::ordered_json& explanation) {
+  std::string lines;
+  for (const auto& [name, sentence] : explanation.items()) {
+    lines += fmt::format("{:<13}{}\n", name, sentence.get<std::string>());
+  }
+  return lines;
+}
+
 std::string text(const nlohmann::ordered_json& info) {
   const auto value = [](const nlohmann::ordered_json& json) { return json.get<std::string>(); };
   std::string lines;
@@ -94,6 +103,7 @@ Command info_command(CLI::App& program) {
   const auto file = std::make_shared<std::string>();
   const auto explain = std::make_shared<ExplainOptions>();
   app->add_option("--file", *file, "Show the attention layers of this weight file")
+      ->check(not_empty())
       ->type_name("FILE");
   app->add_flag("--json", *json, "Write JSON");
   explain->add_to(*app);
@@ -102,20 +112,12 @@ Command info_command(CLI::App& program) {
       "         mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
   return {app, [json, file, explain] {
             if (explain->wanted()) {
-              const auto lines = explain->explanation();
-              if (*json) {
-                fmt::print("{}", json_text(lines));
-              } else {
-                for (const auto& [name, text] : lines.items()) {
-                  fmt::print("{:<13}{}\n", name, text.get<std::string>());
-                }
-              }
-              return kSuccess;
+              print_report(explain->explanation(), *json, explanation_text);
+            } else if (!file->empty()) {
+              print_report(file_information(*file), *json, file_text);
+            } else {
+              print_report(information(), *json, text);
             }
-            const bool of_file = !file->empty();
-            const nlohmann::ordered_json info =
-                of_file ? file_information(*file) : information();
-            fmt::print("{}", *json ? json_text(info) : of_file ? file_text(info) : text(info));
             return kSuccess;
           }};
 }

@@ -20,6 +20,16 @@ LayerCall read_call(LayerInput& input, const MaskOptions& mask, at::ScalarType d
   return call;
 }
 
+double map_bytes(const MultiHeadAttention& module, const LayerCall& call) {
+  const at::Tensor& key = call.key.defined() ? call.key : call.query;
+  if (call.query.dim() < 2 || key.dim() < 2 || call.query.size(-1) == 0) return 0;
+  const bool length_first = key.dim() == 3 && !module->options.batch_first();
+  const int64_t rows = call.query.numel() / call.query.size(-1);  // of all samples
+  return static_cast<double>(rows) * static_cast<double>(key.size(length_first ? 0 : -2)) *
+         static_cast<double>(module->options.num_heads()) *
+         static_cast<double>(call.query.element_size());
+}
+
 nlohmann::ordered_json described(const at::Tensor& tensor) {
   return {{"shape", tensor.sizes().vec()}, {"dtype", dtype_text(tensor.scalar_type())}};
 }

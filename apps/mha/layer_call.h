@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mha/mask.h>
+#include <mha/multi_head_attention.h>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -18,6 +19,9 @@ struct LayerCall {
 
 /// Reads them; the sequences must have the dtype of the weights.
 LayerCall read_call(LayerInput& input, const MaskOptions& mask, at::ScalarType dtype);
+
+/// What the call's weights, per head, take in memory. 0 for inputs that are no sequences.
+double map_bytes(const MultiHeadAttention& module, const LayerCall& call);
 
 /// Name, shape and dtype of each sequence, for a report.
 nlohmann::ordered_json described(const LayerCall& call);

@@ -1,6 +1,9 @@
 #include <c10/util/Exception.h>
+#include <draw/label.h>
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <mha/version.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -10,9 +13,19 @@
 #include <string>
 
 #include "command.h"
+#include "memory.h"
 
 namespace mha::cli {
 namespace {
+
+/// A closed standard stream leaves its number to the next file that is opened, and what is
+/// meant for the stream would be written there. These take no output, as the closed one did.
+void hold_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) == -1)
+      open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
 
 /// The message on one line, however many it came on.
 std::string one_line(const std::string& message) {
@@ -30,7 +43,10 @@ std::string one_line(const std::string& message) {
 }
 
 ExitCode report_error(const std::string& message) {
-  fmt::print(stderr, "mha: error: {}\n", one_line(message));
+  // What arguments and files hold is in it. Without a place to go it is lost, and no error.
+  const std::string line =
+      "mha: error: " + draw::detail::printable(one_line(in_our_words(message))) + '\n';
+  std::fwrite(line.data(), 1, line.size(), stderr);
   return kError;
 }
 
@@ -49,7 +65,7 @@ ExitCode run_program(int argc, const char* const* argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::CallForVersion& asked) {
-    fmt::print("{}\n", asked.what());
+    std::printf("%s\n", asked.what());
     return kSuccess;
   } catch (const CLI::CallForHelp& asked) {
     program.exit(asked);
@@ -73,6 +89,7 @@ ExitCode run_program(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   using namespace mha::cli;
+  hold_closed_streams();
   ExitCode code = kError;
   try {
     code = run_program(argc, argv);

@@ -17,9 +17,11 @@
 #include <vector>
 
 #include "command.h"
-#include "layer_input.h"
+#include "layer_call.h"
 #include "layer_options.h"
 #include "mask_options.h"
+#include "memory.h"
+#include "output_file.h"
 #include "text.h"
 #include "token_list.h"
 #include "validators.h"
@@ -112,18 +114,12 @@ FoundWeights computed_weights(const MapArguments& arguments) {
   TORCH_CHECK(!arguments.input.empty(), "--input is required with --model");
   MultiHeadAttention module = arguments.layer.load();
   LayerInput input(arguments.input);
-  const Mask mask =
-      arguments.mask.mask([&input](const std::string& name, const std::string& option) {
-        return input.tensor(name, option);
-      });
-  const LayerInput::Sequences names = input.sequences(arguments.mask.tensor_names());
   const at::ScalarType dtype = module->W_q->weight.scalar_type();
+  const LayerCall call = read_call(input, arguments.mask, dtype);
+  check_memory("--input", map_bytes(module, call));
   FoundWeights found;
   found.tensor =
-      module
-          ->forward(input.sequence(names.query, dtype), input.sequence(names.key, dtype),
-                    input.sequence(names.value, dtype), mask, Weights::per_head)
-          .weights;
+      module->forward(call.query, call.key, call.value, call.mask, Weights::per_head).weights;
   found.has_samples = found.tensor.dim() == 4;
   found.source = arguments.layer.prefix().empty()
                      ? std::filesystem::path(arguments.layer.file()).filename().string()
@@ -202,11 +198,14 @@ void check_arguments(const MapArguments& arguments) {
   TORCH_CHECK(!arguments.json || !arguments.output.empty(), "--json: expected with --output");
   if (arguments.output.empty()) return;
   draw::format_of(arguments.output);
-  for (const std::string& read : {arguments.weights, arguments.layer.file(), arguments.input}) {
-    std::error_code ignored;  // a file that isn't there yet is no input
-    TORCH_CHECK(!std::filesystem::equivalent(arguments.output, read, ignored),
-                "--output: expected another file than ", read, ", which is read");
-  }
+  check_output(arguments.output, {arguments.weights, arguments.layer.file(), arguments.input});
+}
+
+std::string text(const nlohmann::ordered_json& report) {
+  const auto maps = report["maps"].get<int64_t>();
+  return fmt::format("{}: {} map{} of {} queries x {} keys\n",
+                     report["output_file"].get<std::string>(), maps, maps == 1 ? "" : "s",
+                     report["queries"].get<int64_t>(), report["keys"].get<int64_t>());
 }
 
 ExitCode run_map(const MapArguments& arguments) {
@@ -220,20 +219,16 @@ ExitCode run_map(const MapArguments& arguments) {
       // A layer's own mask has left its zeros, under whichever alignment.
       .causal(!arguments.weights.empty() && arguments.mask.is_causal());
   if (arguments.output.empty()) {
-    fmt::print("{}", draw::text(maps, draw::terminal_of(stdout), options));
+    print(draw::text(maps, draw::terminal_of(stdout), options));
     return kSuccess;
   }
   draw::save(maps, arguments.output, options);
-  const int64_t heads = maps.weights.size(0), queries = maps.weights.size(1);
-  const nlohmann::ordered_json report = {{"output_file", arguments.output},
-                                         {"title", maps.title},
-                                         {"maps", heads},
-                                         {"queries", queries},
-                                         {"keys", maps.weights.size(2)}};
-  fmt::print("{}", arguments.json ? json_text(report)
-                                  : fmt::format("{}: {} map{} of {} queries x {} keys\n",
-                                                arguments.output, heads, heads == 1 ? "" : "s",
-                                                queries, maps.weights.size(2)));
+  print_report({{"output_file", arguments.output},
+                {"title", maps.title},
+                {"maps", maps.weights.size(0)},
+                {"queries", maps.weights.size(1)},
+                {"keys", maps.weights.size(2)}},
+               arguments.json, text);
   return kSuccess;
 }
 
@@ -245,9 +240,11 @@ Command map_command(CLI::App& program) {
   app->add_option("--weights", arguments->weights, "safetensors file with stored maps")
       ->type_name("FILE");
   app->add_option("--tensor", arguments->tensor,
-                  "Which of its tensors; default: `weights` or the only 4-D one");
+                  "Which of its tensors; default: `weights` or the only 4-D one")
+      ->check(not_empty());
   app->add_option("--output", arguments->output,
                   "Picture, .png, .svg or .html; default: draw in the terminal")
+      ->check(not_empty())
       ->type_name("FILE");
   app->add_option("--sample", arguments->sample, "Sample of the batch; default: 0")
       ->check(integer_from(0));
@@ -256,8 +253,10 @@ Command map_command(CLI::App& program) {
       ->allow_extra_args(false);
   app->add_flag("--mean", arguments->mean, "The mean of all heads");
   app->add_option("--tokens", arguments->tokens, "Tokens of the queries, and of as many keys")
+      ->check(not_empty())
       ->type_name("FILE|WORDS");
   app->add_option("--key-tokens", arguments->key_tokens, "Tokens of the keys")
+      ->check(not_empty())
       ->type_name("FILE|WORDS");
   app->add_option("--title", arguments->title, "Title; default: the file or the prefix");
   one_of(app->add_option("--colours", arguments->colours, "Colour map"), names_in(kColours))
@@ -266,7 +265,8 @@ Command map_command(CLI::App& program) {
          names_in(kScales))
       ->capture_default_str();
   app->add_option("--largest", arguments->largest,
-                  "Weight of the last colour; default: the largest");
+                  "Weight of the last colour; default: the largest")
+      ->check(number_above_zero());
   app->add_flag("--json", arguments->json, "Write JSON about the picture");
   arguments->layer.add_to(*app, "--model");
   app->add_option("--input", arguments->input, "safetensors file with the layer's input")

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,6 +15,8 @@
 #include "layer_call.h"
 #include "layer_options.h"
 #include "mask_options.h"
+#include "memory.h"
+#include "output_file.h"
 #include "text.h"
 #include "validators.h"
 
@@ -47,15 +48,6 @@ auto named(const Values& values, const std::string& name) {
                        [&](auto value) { return stream_text(value) == name; });
 }
 
-/// Writing over a file that the same call reads is always a slip.
-void check_output_is_no_input(const RunArguments& arguments) {
-  for (const std::string& read : {arguments.layer.file(), arguments.input}) {
-    std::error_code ignored;  // a file that isn't there yet is no input
-    TORCH_CHECK(!std::filesystem::equivalent(arguments.output, read, ignored),
-                "--output: expected another file than ", read, ", which is read");
-  }
-}
-
 std::string text(const nlohmann::ordered_json& report) {
   std::string lines = layer_text(report["layer"]);
   const auto line = [&lines](const std::string& name, const std::string& content) {
@@ -75,10 +67,15 @@ std::string text(const nlohmann::ordered_json& report) {
 
 ExitCode run_layer(const RunArguments& arguments) {
   const c10::NoGradGuard no_grad;
-  check_output_is_no_input(arguments);
+  check_output(arguments.output, {arguments.layer.file(), arguments.input});
   MultiHeadAttention module = arguments.layer.load();
   LayerInput input(arguments.input);
   const LayerCall call = read_call(input, arguments.mask, module->W_q->weight.scalar_type());
+  if (const Weights maps = named(kMaps, arguments.maps); maps != Weights::none) {
+    const int64_t sharing = maps == Weights::averaged ? module->options.num_heads() : 1;
+    check_memory("--maps " + arguments.maps,
+                 map_bytes(module, call) / static_cast<double>(sharing));
+  }
   const AttentionOutput result = module->forward(call.query, call.key, call.value, call.mask,
                                                  named(kMaps, arguments.maps));
   detail::TensorFile file;
@@ -96,7 +93,7 @@ ExitCode run_layer(const RunArguments& arguments) {
       {"unused_tensors", input.unused()},
   };
   for (const auto& [name, tensor] : file.tensors) report["outputs"][name] = described(tensor);
-  fmt::print("{}", arguments.json ? json_text(report) : text(report));
+  print_report(report, arguments.json, text);
   return kSuccess;
 }
 

@@ -14,8 +14,13 @@ std::string shape_text(const at::Tensor& tensor);
 /// Python's name of a dtype, "float32".
 std::string dtype_text(at::ScalarType dtype);
 
-/// The indented text of a JSON value; bytes that are no UTF-8 (a file name) are replaced.
-std::string json_text(const nlohmann::ordered_json& json);
+/// Writes lines to standard output, as they are; `main` sees whether they arrived.
+void print(const std::string& lines);
+
+/// Writes a report to standard output: its JSON, or what `text` makes of it. What arguments and
+/// files hold may be anything; either way it stays on its line and sends nothing to a terminal.
+void print_report(const nlohmann::ordered_json& report, bool as_json,
+                  std::string (*text)(const nlohmann::ordered_json&));
 
 /// What `operator<<` writes, for types that have no other text.
 template <typename T>

@@ -1,11 +1,12 @@
 #include "token_list.h"
 
 #include <c10/util/Exception.h>
+#include <weights/input_file.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <system_error>
 
 namespace mha::cli {
 namespace {
@@ -15,13 +16,39 @@ bool ends_with(const std::string& text, const std::string& end) {
          text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-std::vector<std::string> from_json(std::istream& stream, const std::string& path) {
-  const nlohmann::json list =
-      nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+/// The contents of a file that someone has named, which may be anything.
+std::string text_of(const std::string& path, const std::string& option) {
+  constexpr int64_t most = 64 << 20;
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  TORCH_CHECK(std::filesystem::is_regular_file(status), option, ": cannot read ", path,
+              ": expected a regular file, found ",
+              std::filesystem::exists(status) ? "a directory, device or pipe" : "none");
+  detail::InputFile file(path);
+  TORCH_CHECK(file.size() <= most, option, ": cannot read ", path, ": expected at most ", most,
+              " bytes, found ", file.size());
+  std::string text = file.read(0, file.size(), "tokens");
+  // Some editors put this mark in front of UTF-8.
+  if (text.rfind("\xEF\xBB\xBF", 0) == 0) text.erase(0, 3);
+  return text;
+}
+
+std::vector<std::string> from_json(const std::string& text, const std::string& path) {
+  using nlohmann::json;
+  // Refused as soon as it is seen, since a tree of a hostile text takes many times its size.
+  const auto expect_flat = [&path](int depth, json::parse_event_t event, json& /*value*/) {
+    const bool nested = depth > 0 && (event == json::parse_event_t::array_start ||
+                                      event == json::parse_event_t::object_start);
+    TORCH_CHECK(!nested, path,
+                ": expected a JSON list of strings, found a list or an object "
+                "inside of it");
+    return true;
+  };
+  const json list = json::parse(text, expect_flat, /*allow_exceptions=*/false);
   TORCH_CHECK(list.is_array(), path, ": expected a JSON list of strings, found ",
               list.is_discarded() ? "no JSON" : list.type_name());
   std::vector<std::string> tokens;
-  for (const nlohmann::json& token : list) {
+  for (const json& token : list) {
     TORCH_CHECK(token.is_string(), path, ": expected a JSON list of strings, found ",
                 token.type_name(), " at index ", tokens.size());
     tokens.push_back(token.get<std::string>());
@@ -29,7 +56,8 @@ std::vector<std::string> from_json(std::istream& stream, const std::string& path
   return tokens;
 }
 
-std::vector<std::string> lines_of(std::istream& stream) {
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
   std::vector<std::string> tokens;
   for (std::string line; std::getline(stream, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
@@ -45,10 +73,8 @@ std::vector<std::string> token_list(const std::string& argument, const std::stri
   const bool json = ends_with(argument, ".json");
   const bool named_as_file = json || ends_with(argument, ".txt");
   if (named_as_file || std::filesystem::exists(argument, ignored)) {
-    std::ifstream stream(argument);
-    TORCH_CHECK(stream && !std::filesystem::is_directory(argument, ignored), option,
-                ": cannot read ", argument);
-    return json ? from_json(stream, argument) : lines_of(stream);
+    const std::string text = text_of(argument, option);
+    return json ? from_json(text, argument) : lines_of(text);
   }
   std::istringstream stream(argument);
   std::vector<std::string> tokens;

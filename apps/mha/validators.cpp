@@ -14,6 +14,14 @@ bool read_integer(const std::string& text, int64_t& value) {
   return result.ec == std::errc() && result.ptr == end;
 }
 
+namespace {
+
+bool read_number(const std::string& text, double& value) {
+  return CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+}
+
+}  // namespace
+
 CLI::Validator integer_from(int64_t smallest) {
   const auto problem = [smallest](const std::string& text) -> std::string {
     int64_t value = 0;
@@ -26,8 +34,24 @@ CLI::Validator integer_from(int64_t smallest) {
 CLI::Validator number_from_zero() {
   const auto problem = [](const std::string& text) -> std::string {
     double value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= 0 && std::isfinite(value)) return {};
+    if (read_number(text, value) && value >= 0) return {};
     return fmt::format("expected a number >= 0, found '{}'", text);
+  };
+  return CLI::Validator(problem, "");
+}
+
+CLI::Validator number_above_zero() {
+  const auto problem = [](const std::string& text) -> std::string {
+    double value = 0;
+    if (read_number(text, value) && value > 0) return {};
+    return fmt::format("expected a number > 0, found '{}'", text);
+  };
+  return CLI::Validator(problem, "");
+}
+
+CLI::Validator not_empty() {
+  const auto problem = [](const std::string& text) -> std::string {
+    return text.empty() ? "expected a value, found ''" : "";
   };
   return CLI::Validator(problem, "");
 }

@@ -17,8 +17,12 @@ bool read_integer(const std::string& text, int64_t& value);
 /// Accepts integers from `smallest` on.
 CLI::Validator integer_from(int64_t smallest);
 
-/// Accepts finite numbers from 0 on.
+/// Accept finite numbers from 0 on, or beyond it.
 CLI::Validator number_from_zero();
+CLI::Validator number_above_zero();
+
+/// Accepts any text: of a variable that is not set, nothing is left, and it means no default.
+CLI::Validator not_empty();
 
 /// Lets `option` take one of `names`, which the help shows.
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& names);

@@ -84,7 +84,8 @@ enum class ScoreStage {
 ///
 /// A `const` map may be used by several threads. Copies share what they keep. Tensors are kept,
 /// not copied: a method throws `c10::Error` if one of them was modified in place since. An
-/// index outside its range throws `c10::Error` that names it.
+/// index outside its range throws `c10::Error` that names it, and so does every method of a map
+/// that was moved from.
 class AttentionMap {
  public:
   /// The map of queries (..., H, L, D) over keys (..., Hk, S, D), as in
@@ -161,6 +162,8 @@ class AttentionMap {
   explicit AttentionMap(std::shared_ptr<const detail::MapState> state);
 
  private:
+  const detail::MapState& state() const;
+
   std::shared_ptr<const detail::MapState> state_;
 };
 

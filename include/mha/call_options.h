@@ -32,13 +32,14 @@ struct CallOptions {
   /// Keys and values from `MultiHeadAttention::project_keys`, in place of key and value: those
   /// of an encoder's output, which each step of a decoder attends to. The call only reads. In a
   /// cache of different lengths what lies behind a sample's end is blocked, as by
-  /// `Mask::lengths`.
+  /// `Mask::lengths`, and each sample's last query stands at its own last key.
   TORCH_ARG(std::optional<KVCache>, memory);
   /// Rotary positions of the queries, (L) or (N, L) integers, batch first; in self-attention of
   /// the keys too. Default: 0, 1, ..., with a cache from its `next_positions()` on; where keys
   /// are other tokens and their number differs, these stand from 0 on and the last query where
-  /// the last key does, as in `Mask::causal()`. A decoder that calls a memory step by step
-  /// wants to give them.
+  /// the last key does, as in `Mask::causal()`; with a memory the last query of each sample
+  /// stands where its last key did in the whole text. A decoder that calls a memory step by
+  /// step wants to give them.
   TORCH_ARG(at::Tensor, positions);
   /// Those of the keys, (S) or (N, S), where keys are other tokens than the queries. Either
   /// both are given or none.

@@ -44,7 +44,9 @@ struct CachedKeys {
 ///     attention->attend(next_token, mha::CallOptions().cache(cache));
 ///
 /// Step by step, in chunks or at once: the outputs are those of one causal call to rounding. A
-/// module needs a cache of its own; it takes sizes, dtype and device from the first keys.
+/// module needs a cache of its own: while it holds tokens that one module's calls appended, a
+/// call of another that would append throws. A `clone`, what `load` read and an empty cache are
+/// free for any. It takes sizes, dtype and device from the first keys.
 ///
 /// | tensor | shape                                                            |
 /// | ------ | ---------------------------------------------------------------- |
@@ -54,8 +56,9 @@ struct CachedKeys {
 /// Samples may have different lengths: tokens of sample n stand at indices 0 to lengths[n] - 1,
 /// and what follows up to S, the longest, means nothing.
 ///
-/// A `KVCache` is a handle: copies share the cache, as copies of an `at::Tensor` share memory.
-/// `clone` copies the contents. Not for use by two threads at once.
+/// A `KVCache` is a handle: copies share the cache, as copies of an `at::Tensor` share memory,
+/// and so do the elements of `std::vector<KVCache>(n, KVCache(options))`. `clone` copies the
+/// contents. Not for use by two threads at once. One that was moved from throws at every use.
 ///
 /// Tensors that the cache gave out stay as they are while tokens are appended. Tokens that are
 /// appended after `crop` or `reset` may take their place; autograd and `AttentionMap` notice.
@@ -64,7 +67,8 @@ struct CachedKeys {
 /// one, `append` throws. Use `at::NoGradGuard`. Gradients flow into queries.
 ///
 /// Every method throws `c10::Error` that names the argument, what was expected and what was
-/// found, and then leaves the cache as it was.
+/// found, and then leaves the cache as it was. So does a module's call that fails, however
+/// late.
 class KVCache {
  public:
   /// Throws if capacity or window are below 1 or above 2^40, both are given, or the dtype is
@@ -125,7 +129,7 @@ class KVCache {
   static KVCache load(const std::string& path, const KVCacheOptions& options = {});
 
   /// For the library's own calls.
-  detail::KVCacheState& state() const { return *state_; }
+  detail::KVCacheState& state() const;
 
  private:
   std::shared_ptr<detail::KVCacheState> state_;

@@ -192,9 +192,15 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   void prune_heads(const std::vector<int64_t>& heads);
 
   /// A deep copy with equal values, training mode and frozen flags, on `device` if given.
-  /// Draws no random numbers.
+  /// Draws no random numbers. It is another layer, with caches of its own.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
+
+  /// `torch::save` and `torch::load`. Loading is all or nothing: it throws `c10::Error` that
+  /// lists every parameter that is missing, unexpected or of another shape or dtype, with the
+  /// module unchanged. The parameters go to the archive's device, as in torch's modules.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
 
   /// Writes `mha::MultiHeadAttention(...)` with every option.
   void pretty_print(std::ostream& stream) const override;
@@ -205,6 +211,9 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   int64_t num_kv_heads() const;
 
   MultiHeadAttentionOptions options;
+  // What is registered: each call throws where one was replaced by assignment, which files and
+  // clones would not see. Write values by `copy_` or `set_data`, and replace a layer by
+  // `W_q = replace_module("W_q", layer)`.
   torch::nn::Linear W_q{nullptr}, W_k{nullptr}, W_v{nullptr}, W_o{nullptr}, W_g{nullptr};
   at::Tensor bias_k, bias_v, sinks, q_norm, k_norm, q_norm_bias, k_norm_bias;
 
@@ -214,7 +223,8 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
                                  const at::Tensor& value, const CallOptions& call,
                                  std::shared_ptr<const detail::MapState>* map);
 
-  // The projections' weights as the CPU kernels want them; noticed when they change.
+  // The projections' weights as the CPU kernels want them; noticed when they change. Also
+  // tells this layer's caches from another's.
   std::shared_ptr<detail::PackedWeights> packed_weights_;
 
  protected:

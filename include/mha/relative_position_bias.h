@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
+#include <optional>
 
 namespace mha {
 
@@ -46,6 +48,11 @@ class RelativePositionBiasImpl : public torch::nn::Cloneable<RelativePositionBia
   void reset() override;
   /// Draws `weight` from N(0, 1), as `torch::nn::Embedding` does.
   void reset_parameters();
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// All or nothing, see `MultiHeadAttentionImpl::load`.
+  void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
   /// The bias of `queries` over `keys` as `Mask::relative`; combine it with others by `&`.

@@ -93,7 +93,7 @@ MultiHeadAttention load(const std::string& path,
                         const WeightFileOptions& options = {});
 
 /// Writes the weights of `module` to a safetensors file that Python's `safetensors` reads. The
-/// file appears whole or not at all: it is written beside `path` and then renamed. Options that
+/// file appears whole or not at all, with the mode of one that it replaces. Options that
 /// the shapes do not tell go into the file's metadata (`mha.num_heads`, `mha.dropout`, ...).
 /// So `load(path)` gives an equal module from any layout, and saving that gives an equal file.
 /// Throws `c10::Error` if the layout cannot express the module (see `Layout`), or the file

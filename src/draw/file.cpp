@@ -11,6 +11,7 @@
 #include "files/whole_file.h"
 
 namespace mha::draw {
+
 Format format_of(const std::string& path) {
   constexpr std::array<std::pair<const char*, Format>, 4> endings = {{{".png", Format::png},
                                                                       {".svg", Format::svg},
@@ -22,7 +23,7 @@ Format format_of(const std::string& path) {
   for (const auto& [known, format] : endings) {
     if (ending == known) return format;
   }
-  TORCH_CHECK(false, "expected a name that ends in .png, .svg or .html, found ", path);
+  TORCH_CHECK(false, "path: expected a name that ends in .png, .svg or .html, found ", path);
 }
 
 void save(const Maps& maps, const std::string& path, const Options& options) {

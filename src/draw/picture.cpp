@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "given_tensor.h"
 #include "label.h"
 
 namespace mha::draw::detail {
@@ -45,16 +46,28 @@ void check_heads(int64_t heads) {
 /// (H, L, S), float32, contiguous, on the CPU.
 at::Tensor checked_weights(const at::Tensor& weights) {
   TORCH_CHECK(weights.defined(), "weights: expected a tensor, found none");
-  TORCH_CHECK(weights.dim() == 2 || weights.dim() == 3,
+  const at::Tensor given =
+      mha::detail::given_tensor({"weights"}, weights, mha::detail::Numbers::floating);
+  TORCH_CHECK(given.dim() == 2 || given.dim() == 3,
               "weights: expected (heads, queries, keys) or (queries, keys), found ",
-              weights.sizes());
-  TORCH_CHECK(weights.numel() > 0, "weights: expected at least one head, query and key, found ",
-              weights.sizes());
-  check_heads(weights.dim() == 2 ? 1 : weights.size(0));
-  TORCH_CHECK(weights.is_floating_point(), "weights: expected a floating dtype, found ",
-              weights.scalar_type());
-  at::Tensor result = weights.detach().to(at::kCPU, at::kFloat).contiguous();
-  return weights.dim() == 2 ? result.unsqueeze(0) : result;
+              given.sizes());
+  TORCH_CHECK(given.numel() > 0, "weights: expected at least one head, query and key, found ",
+              given.sizes());
+  check_heads(given.dim() == 2 ? 1 : given.size(0));
+  const at::Tensor result = given.detach().to(at::kCPU, at::kFloat).contiguous();
+  return given.dim() == 2 ? result.unsqueeze(0) : result;
+}
+
+void check_options(const Options& options) {
+  const auto colours = static_cast<int>(options.colours());
+  TORCH_CHECK(colours >= 0 && colours <= static_cast<int>(ColourMap::grey),
+              "colours: expected dusk, ink or grey, found ColourMap(", colours, ")");
+  const auto scale = static_cast<int>(options.scale());
+  TORCH_CHECK(scale >= 0 && scale <= static_cast<int>(Scale::linear),
+              "scale: expected square_root or linear, found Scale(", scale, ")");
+  const double largest = options.largest().value_or(1);
+  TORCH_CHECK(std::isfinite(largest) && largest > 0, "largest: expected a number > 0, found ",
+              largest);
 }
 
 void check_weight(float weight, int64_t head, int64_t query, int64_t key) {
@@ -204,9 +217,7 @@ Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,
   TORCH_CHECK(maps.names.empty() || static_cast<int64_t>(maps.names.size()) == heads,
               "names: expected ", heads, ", one for each head, or none, found ",
               maps.names.size());
-  const double wanted = options.largest().value_or(1);
-  TORCH_CHECK(std::isfinite(wanted) && wanted > 0, "largest: expected a number > 0, found ",
-              wanted);
+  check_options(options);
 
   Picture picture;
   picture.title = fitted(printable(maps.title), kLongestTitle, true);

@@ -1,3 +1,4 @@
+#include <c10/util/Exception.h>
 #include <mha/draw.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -36,6 +37,7 @@ bool locale_is_utf8() {
 }  // namespace
 
 Terminal terminal_of(std::FILE* stream) {
+  TORCH_CHECK(stream != nullptr, "stream: expected an open stream, found a null pointer");
   Terminal terminal;
   const int descriptor = fileno(stream);
   if (isatty(descriptor) == 0) return terminal;

@@ -1,3 +1,4 @@
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <mha/draw.h>
 
@@ -182,6 +183,12 @@ int64_t widest_token(const std::vector<std::string>& labels) {
 }  // namespace
 
 std::string text(const Maps& maps, const Terminal& terminal, const Options& options) {
+  const auto colours = static_cast<int>(terminal.colours);
+  TORCH_CHECK(colours >= 0 && colours <= static_cast<int>(Colours::rgb),
+              "terminal.colours: expected none, palette_256 or rgb, found Colours(", colours,
+              ")");
+  TORCH_CHECK(terminal.columns > 0, "terminal.columns: expected a number > 0, found ",
+              terminal.columns);
   const Picture whole =
       detail::picture_of(maps, options, INT64_MAX, INT64_MAX);  // for its sizes
   const int64_t queries = whole.queries.size, keys = whole.keys.size;

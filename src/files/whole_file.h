@@ -5,10 +5,10 @@
 
 namespace mha::detail {
 
-/// A file that appears under its name whole or not at all, and keeps mode and owner of the one
-/// that it replaces. A link is written through. What was begun and not finished leaves nothing,
-/// even if the process ends: until it is complete the file has no name, where the system has
-/// such files.
+/// A file that appears under its name whole or not at all. One that it replaces hands on its
+/// mode and, where that is allowed, its owner; a link is written through. What was begun and
+/// not finished leaves nothing, even if the process ends: until it is complete the file has no
+/// name, where the system has such files.
 ///
 /// Throws `c10::Error` that starts with the path, and then leaves what lay there as it was.
 class WholeFile {

@@ -28,7 +28,13 @@ using Parameters = torch::OrderedDict<std::string, at::Tensor>;
 
 Parameters parameters_of(const MultiHeadAttention& module, const std::string& path) {
   TORCH_CHECK(!module.is_empty(), path, ": module: expected a module, found an empty holder");
-  return module->named_parameters();
+  const auto parameters = module->named_parameters();
+  for (const auto& parameter : parameters) {
+    TORCH_CHECK(!parameter->is_meta(), path,
+                ": module: expected parameters with memory, found ", parameter.key(),
+                " on meta");
+  }
+  return parameters;
 }
 
 detail::ParameterShapes shapes_of(const Parameters& parameters) {
@@ -139,6 +145,28 @@ std::string_view dtype_of(const Parameters& parameters, const std::string& path)
   return info->name;
 }
 
+// The dtype that holds the numbers of all projections, or the first that is not floating; null:
+// the file has none.
+const detail::DtypeInfo* dtype_of_projections(const detail::TensorSource& file,
+                                              const WeightFileOptions& options,
+                                              const std::vector<LayoutTensor>& tensors) {
+  const detail::DtypeInfo* held = nullptr;
+  for (const LayoutTensor& tensor : tensors) {
+    const auto& name = tensor.row.parameters.front();
+    const bool is_projection =
+        name[0] == 'W' && name.compare(4, std::string::npos, "weight") == 0;
+    const auto found = file.entries().find(detail::join(options.prefix(), tensor.row.name));
+    if (found == file.entries().end()) continue;
+    const detail::DtypeInfo* dtype = found->second.dtype;
+    if (!is_floating(*dtype)) return dtype;
+    if (!is_projection) continue;
+    held = held == nullptr ? dtype
+                           : detail::find_dtype(c10::promoteTypes(*held->type, *dtype->type));
+    if (held == nullptr) return dtype;
+  }
+  return held;
+}
+
 }  // namespace
 
 void load(MultiHeadAttention& module, const std::string& path,
@@ -178,8 +206,8 @@ MultiHeadAttention load(const std::string& path, std::optional<int64_t> num_head
 void save(const MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options) {
   const Parameters parameters = parameters_of(module, path);
-  detail::check_module(*module);  // the file could not be loaded
   dtype_of(parameters, path);     // a file of mixed dtypes could not be loaded
+  detail::check_module(*module);  // nor this one
   const Layout layout = options.layout().value_or(Layout::native);
   detail::TensorFile file;
   for (const LayoutTensor& tensor :
@@ -205,12 +233,7 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   const auto shapes = detail::parameter_shapes_in(file, layout, options.prefix(), num_heads);
   const auto tensors = detail::layout_tensors(path, layout, shapes);
 
-  // The first tensor that is there gives the dtype, and the others have to agree.
-  const detail::DtypeInfo* dtype = nullptr;
-  for (const LayoutTensor& tensor : tensors) {
-    const auto found = file.entries().find(detail::join(options.prefix(), tensor.row.name));
-    if (dtype == nullptr && found != file.entries().end()) dtype = found->second.dtype;
-  }
+  const detail::DtypeInfo* dtype = dtype_of_projections(file, options, tensors);
   TORCH_CHECK(dtype != nullptr && is_floating(*dtype), path, ": the ", layout,
               " layer at prefix ", excerpt(options.prefix()),
               ": expected a floating dtype, found ", dtype == nullptr ? "none" : dtype->name);
