@@ -298,7 +298,16 @@ KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
     return attend_with_unknown(unknown, query, key, value, mask, call, for_backward);
   }
   auto result = forward(query, key, value, mask, call, for_backward);
-  if (result.is_finite || !may_be_non_finite(value)) return result;
+  if (result.is_finite) return result;
+  if (!may_be_non_finite(value)) {
+    // Sums are divided by those of the weights at their end, and may leave the range before.
+    constexpr double down = 0x1p-64;
+    const auto lower =
+        forward(query, key, value.to(at::kFloat) * down, mask, call, for_backward);
+    result.output.copy_(
+        at::where(at::isfinite(result.output), result.output, lower.output / down));
+    return result;
+  }
   const auto finite = at::isfinite(value);
   result = forward(query, key, value.masked_fill(finite.logical_not(), 0), mask, call,
                    for_backward);

@@ -1,6 +1,7 @@
 // Guards that the options of today's models work together: grouped heads, rotary positions,
 // normalised queries and keys, soft caps, sinks, gates, head masks, appended keys, every kind
-// of mask, dropout, caches, half precision. 2,000 seeded random combinations; each is compared
+// of mask, dropout, caches, half precision, no keys, frozen parameters, negated views, large
+// padding. 2,000 seeded random combinations; each is compared
 // with the same layer written here from the formulas in float64 around the loops of oracle.h,
 // its gradients with those of its own float64 form (which takes the plain path) and so its
 // dropout, its cached form with the one call.
@@ -9,7 +10,7 @@
 // hundred, where a rounding of float32 is 4e-6, which weights carry as a relative error: 3e-5
 // for outputs of unit scale, and 2e-4 of the largest gradient, which sums over up to 330
 // tokens. bfloat16 rounds projections, heads and output to 2^-9 of themselves: 0.06 of the
-// largest output.
+// largest output; float16 to an eighth of that.
 //
 // MHA_TEST_SEED=n runs one seed alone: MHA_TEST_SEED=1234 ./parity_test
 
@@ -422,7 +423,7 @@ void run_seed(uint64_t seed) {
     auto in_double = copy_of(module);
     in_double->to(at::kDouble);
     expect_no_keys(module, in_double, s, x);
-    expect_padding_unseen(module, s, x);
+    if (s.options.qk_norm() == QKNorm::none) expect_padding_unseen(module, s, x);
   }
   if (seed % 8 == 1) expect_bfloat16(module, s, x);
   if (seed % 8 == 5) expect_float16(module, s, x);

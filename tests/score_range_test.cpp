@@ -297,6 +297,25 @@ TEST(ScoreRangeTest, InfiniteValuesOfBothSignsGiveNanToTheRowsThatSeeBoth) {
   EXPECT_TRUE(std::isnan(output[2].item<double>()));
 }
 
+TEST(ScoreRangeTest, TheMeanOfLargeValuesIsFinite) {
+  for (const int64_t queries : {1, 30}) {
+    for (const int64_t keys : {3, 400}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        const auto query = at::zeros({1, 2, queries, 16}, dtype);
+        const auto key = at::zeros({1, 2, keys, 16}, dtype);
+        const auto value = at::full({1, 2, keys, 32}, 3e38, dtype);
+        for (const auto& mask : {Mask(), Mask::lengths(torch::tensor({keys}))}) {
+          const auto output =
+              mha::scaled_dot_product_attention(query, key, value, mask,
+                                                AttentionOptions().weights(Weights::none))
+                  .output;
+          EXPECT_TRUE(is_close(output.to(at::kDouble) / 3e38, at::ones_like(output), 1e-2));
+        }
+      }
+    }
+  }
+}
+
 // A value that is infinite in one component keeps the others.
 TEST(ScoreRangeTest, OneInfiniteComponentLeavesTheOthersAsTheyAre) {
   torch::manual_seed(54);

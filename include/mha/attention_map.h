@@ -73,7 +73,8 @@ enum class ScoreStage {
 /// float64 for float64 inputs, else float32, which the half types are widened to.
 ///
 /// float32 and the half types on the CPU are computed by the kernels, bit-equal for any number
-/// of threads. Elsewhere (float64, other devices, `MHA_PATH=plain`) the weights are formed for
+/// of threads. Elsewhere (float64, other devices, `MHA_PATH=plain`, traces and forward-mode
+/// derivatives) the weights are formed for
 /// some rows at a time, in memory for a few times 2^21 of them.
 ///
 /// Gradients flow into queries, keys, sinks and added mask terms where these ask for them and

@@ -45,8 +45,8 @@ struct CallOptions {
   /// both are given or none.
   TORCH_ARG(at::Tensor, key_positions);
   /// Multiplies each head's output, (H) or (N, H) floating; gradients flow into it. 0 switches
-  /// a head off, NaN that it computed too, as `prune_heads` does for good. Returned weights and
-  /// maps are those before it.
+  /// a head off, NaN that it computed too, as `prune_heads` does for good, and of what of it is
+  /// not finite no gradient comes. Returned weights and maps are those before it.
   TORCH_ARG(at::Tensor, head_mask);
 };
 
