@@ -47,7 +47,7 @@ def summary(path):
         ran = [name for name, status, _ in found if status in ("run", "fail")]
         failed = [name for name, status, _ in found if status == "fail"]
         if ran:
-            text = f"{len(ran)} test programs run"
+            text = f"{len(ran)} runs"
             if failed:
                 text += f", FAILED: {', '.join(failed)}"
         else:

@@ -34,9 +34,9 @@ class InstructionSetsTest(unittest.TestCase):
                 case("a.on_plain", "run", "kernels: plain"),
                 case("unrelated", "fail", ""),
             ]),
-            ["generic: 1 test programs run", "avx2: 1 test programs run",
+            ["generic: 1 runs", "avx2: 1 runs",
              "avx512: NOT RUN: this CPU cannot", "avx512_bf16: NOT RUN: this CPU cannot",
-             "plain: 1 test programs run"])
+             "plain: 1 runs"])
 
     def test_what_failed_or_ended_early_is_named(self):
         lines = summary([
@@ -44,10 +44,10 @@ class InstructionSetsTest(unittest.TestCase):
             case("a.on_generic", "fail", "kernels: generic\nnot equal"),
             case("a.on_avx2", "fail", ""),
         ])
-        self.assertIn("generic: 1 test programs run, FAILED: a.on_generic", lines)
-        self.assertIn("avx2: 1 test programs run, FAILED: a.on_avx2", lines)
-        self.assertIn("avx512: 1 test programs run", lines)
-        self.assertIn("avx512_bf16: 1 test programs run", lines)
+        self.assertIn("generic: 1 runs, FAILED: a.on_generic", lines)
+        self.assertIn("avx2: 1 runs, FAILED: a.on_avx2", lines)
+        self.assertIn("avx512: 1 runs", lines)
+        self.assertIn("avx512_bf16: 1 runs", lines)
         self.assertIn("plain: NOT RUN: not under sanitizers", lines)
 
 
