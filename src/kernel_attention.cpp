@@ -302,8 +302,8 @@ KernelResult kernel_attention(const at::Tensor& query, const at::Tensor& key,
   if (!may_be_non_finite(value)) {
     // Sums are divided by those of the weights at their end, and may leave the range before.
     constexpr double down = 0x1p-64;
-    const auto lower =
-        forward(query, key, value.to(at::kFloat) * down, mask, call, for_backward);
+    // The dtype stays that of the keys.
+    const auto lower = forward(query, key, value * down, mask, call, for_backward);
     result.output.copy_(
         at::where(at::isfinite(result.output), result.output, lower.output / down));
     return result;

@@ -1,10 +1,9 @@
 #include "packed_weight.h"
 
-#include <ATen/ops/empty.h>
-
 #include <cstring>
 
 #include "run_tasks.h"
+#include "uncomputed.h"
 
 namespace mha::detail {
 namespace {
@@ -36,7 +35,7 @@ at::Tensor pack(const at::Tensor& given, const cpu::Kernels& kernels) {
   const at::Tensor wide = given.to(at::kFloat);
   const at::Tensor weight = wide.stride(1) == 1 ? wide : wide.contiguous();
   const int64_t columns = weight.size(0), inner = weight.size(1);
-  auto packed = at::empty({kernels.packed_size(inner, columns)}, weight.options());
+  auto packed = uncomputed({kernels.packed_size(inner, columns)}, weight.options());
   const int64_t panels = (columns + kernels.tile - 1) / kernels.tile;
   const float* from = weight.data_ptr<float>();
   float* to = packed.data_ptr<float>();

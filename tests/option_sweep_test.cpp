@@ -423,7 +423,7 @@ void run_seed(uint64_t seed) {
     auto in_double = copy_of(module);
     in_double->to(at::kDouble);
     expect_no_keys(module, in_double, s, x);
-    if (s.options.qk_norm() == QKNorm::none) expect_padding_unseen(module, s, x);
+    expect_padding_unseen(module, s, x);
   }
   if (seed % 8 == 1) expect_bfloat16(module, s, x);
   if (seed % 8 == 5) expect_float16(module, s, x);
