@@ -12,13 +12,8 @@ namespace mha::detail {
 namespace {
 
 AttentionCall resolve_options(const AttentionOptions& options, const at::Tensor& query) {
-  const double default_scale = 1.0 / std::sqrt(static_cast<double>(query.size(-1)));
-  AttentionCall call{
-      {options.scale().value_or(default_scale), options.softcap(), options.sinks()},
-      options.dropout(),
-      0,
-      options.weights(),
-      options.weights_after_dropout()};
+  AttentionCall call{scoring_of(options, query.size(-1)), options.dropout(), 0,
+                     options.weights(), options.weights_after_dropout()};
   if (options.dropout() > 0 && query.device().is_cpu()) {
     const auto seed = at::empty({1}, at::kLong).random_();
     call.dropout_seed = static_cast<uint64_t>(seed.item<int64_t>());
@@ -27,6 +22,15 @@ AttentionCall resolve_options(const AttentionOptions& options, const at::Tensor&
 }
 
 }  // namespace
+
+double default_scale(int64_t head_dim) {
+  return 1.0 / std::sqrt(static_cast<double>(head_dim));
+}
+
+Scoring scoring_of(const AttentionOptions& options, int64_t head_dim) {
+  return {options.scale().value_or(default_scale(head_dim)), options.softcap(),
+          options.sinks()};
+}
 
 AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,

@@ -28,6 +28,12 @@ struct Scoring {
   at::Tensor sinks = {};  // one a head, floating; undefined: none
 };
 
+/// 1 / sqrt(D), for options that name no scale.
+double default_scale(int64_t head_dim);
+
+/// What the options of heads of this size say of scores.
+Scoring scoring_of(const AttentionOptions& options, int64_t head_dim);
+
 /// The options of one call with every default resolved and the random seed drawn.
 struct AttentionCall {
   Scoring scoring;

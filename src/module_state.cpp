@@ -1,11 +1,11 @@
 // What a module is apart from its calls: its copies, its archives and its text.
 #include <mha/multi_head_attention.h>
 
-#include <cmath>
 #include <iomanip>
 #include <ostream>
 
 #include "archive.h"
+#include "attention.h"
 #include "module_checks.h"
 #include "registered_members.h"
 
@@ -66,7 +66,7 @@ void MultiHeadAttentionImpl::load(torch::serialize::InputArchive& archive) {
 void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   const auto size = head_dim_of(options);
   auto scale = options.scale();
-  if (!scale && size) scale = 1.0 / std::sqrt(static_cast<double>(*size));
+  if (!scale && size) scale = detail::default_scale(*size);
   stream << std::boolalpha << "mha::MultiHeadAttention(d_model=" << options.d_model()
          << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << num_kv_heads();
   print(stream, ", head_dim=", size);

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/nn/init.h>
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -172,9 +171,8 @@ KVCache MultiHeadAttentionImpl::project_keys(const at::Tensor& key, const at::Te
     tokens.positions = {at::arange(0), at::arange(tokens.key.size(1))};
   }
   tokens.query = no_tokens(tokens.key, *W_q);
-  tokens.value = given_value.is_same(key)
-                     ? tokens.key
-                     : tokens_of(given_value, options.batch_first());
+  tokens.value =
+      given_value.is_same(key) ? tokens.key : tokens_of(given_value, options.batch_first());
   const auto heads = detail::project_heads(*this, *packed_weights_, tokens,
                                            /*heads_are_passing=*/true);
   const auto dtype =
@@ -206,11 +204,10 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   const auto off = detail::heads_off(call.head_mask());
 
   detail::Tokens tokens{tokens_of(query, options.batch_first()), {}, {}, {}};
-  tokens.key = given_key.is_same(query) ? tokens.query
-                                        : tokens_of(given_key, options.batch_first());
-  tokens.value = given_value.is_same(given_key)
-                     ? tokens.key
-                     : tokens_of(given_value, options.batch_first());
+  tokens.key =
+      given_key.is_same(query) ? tokens.query : tokens_of(given_key, options.batch_first());
+  tokens.value = given_value.is_same(given_key) ? tokens.key
+                                                : tokens_of(given_value, options.batch_first());
   if (call.memory()) {
     // Projected already.
     tokens.key = no_tokens(tokens.query, *W_k);
@@ -232,16 +229,16 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
                                          /*heads_are_passing=*/!traced);
   detail::take_cached_keys(source, *this, resolved.extra_keys, projected);
   const auto& [q, k, v] = projected;
+  const auto attention_options = AttentionOptions()
+                                     .scale(options.scale())
+                                     .softcap(options.softcap())
+                                     .sinks(sinks)
+                                     .dropout(is_training() ? options.dropout() : 0.0)
+                                     .weights(call.weights().value_or(options.weights()))
+                                     .weights_after_dropout(options.weights_after_dropout());
   detail::RowStatistics statistics;
   auto [heads_output, maps] =
-      detail::attention(q, k, v, resolved,
-                        AttentionOptions()
-                            .scale(options.scale())
-                            .softcap(options.softcap())
-                            .sinks(sinks)
-                            .dropout(is_training() ? options.dropout() : 0.0)
-                            .weights(call.weights().value_or(options.weights()))
-                            .weights_after_dropout(options.weights_after_dropout()),
+      detail::attention(q, k, v, resolved, attention_options,
                         /*output_is_passing=*/true, traced ? &statistics : nullptr);
   heads_output = detail::multiply_heads(*this, *packed_weights_, heads_output, tokens.query,
                                         call.head_mask(), off);
@@ -254,13 +251,11 @@ AttentionOutput MultiHeadAttentionImpl::attend_and_map(
   // What follows sees only calls that came to their end.
   if (traced) {
     const auto leading = query.dim() == 2 ? std::vector<int64_t>{} : std::vector{sizes.batch};
-    const double scale =
-        options.scale().value_or(1 / std::sqrt(static_cast<double>(head_dim())));
-    const auto state = std::make_shared<detail::MapState>(
-        q, k, resolved,
-        // A map outlives steps of an optimizer, which change the parameter in place.
-        detail::Scoring{scale, options.softcap(), sinks.defined() ? sinks.clone() : sinks},
-        leading, std::move(statistics));
+    auto scoring = detail::scoring_of(attention_options, head_dim());
+    // A map outlives steps of an optimizer, which change the parameter in place.
+    if (sinks.defined()) scoring.sinks = sinks.clone();
+    const auto state = std::make_shared<detail::MapState>(q, k, resolved, std::move(scoring),
+                                                          leading, std::move(statistics));
     detail::record_map(*this, AttentionMap(state));
     if (map) *map = state;
   }

@@ -4,10 +4,10 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 
-#include <cmath>
 #include <mutex>
 #include <vector>
 
+#include "attention.h"
 #include "message.h"
 #include "module_checks.h"
 
@@ -124,7 +124,7 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
               "has none, found ",
               options.rotary() ? "rotary" : "no rotary", ", qk_norm ", options.qk_norm(),
               " and output_gate ", options.output_gate());
-  const double default_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  const double default_scale = detail::default_scale(head_dim);
   TORCH_CHECK(!options.scale() || *options.scale() == default_scale,
               "to_torch: scale: expected 1 / sqrt(head_dim) = ", default_scale,
               ", which is all that torch's module has, found ", options.scale().value_or(0));
