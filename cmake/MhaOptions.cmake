@@ -7,7 +7,7 @@ target_compile_options(mha_warnings INTERFACE
 # Numbers in error messages whatever the locale, in every file that is not a kernel.
 add_library(mha_messages INTERFACE)
 target_compile_options(mha_messages INTERFACE
-  "SHELL:-include ${PROJECT_SOURCE_DIR}/src/message.h")
+  "SHELL:-include ${PROJECT_SOURCE_DIR}/src/runtime/message.h")
 
 if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)

@@ -59,4 +59,7 @@ def summary(path):
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: instruction_sets.py JUNIT_FILE")
-    print("\n".join(summary(sys.argv[1])))
+    try:
+        print("\n".join(summary(sys.argv[1])))
+    except (OSError, xml.etree.ElementTree.ParseError) as error:
+        sys.exit(f"no results of tests: {error}")

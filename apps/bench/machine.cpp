@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "huge_pages.h"
 #include "processor_loops.h"
+#include "runtime/huge_pages.h"
 
 namespace mha::bench {
 namespace {

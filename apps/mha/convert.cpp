@@ -1,7 +1,7 @@
+#include <files/safetensors.h>
 #include <fmt/format.h>
 #include <mha/multi_head_attention.h>
 #include <mha/weight_file.h>
-#include <weights/safetensors.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>

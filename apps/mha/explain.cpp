@@ -12,9 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "attention_path.h"
-#include "cpu_kernels.h"
-#include "kernel_attention.h"
+#include "attention/kernel_attention.h"
+#include "runtime/attention_path.h"
+#include "runtime/cpu_kernels.h"
 #include "validators.h"
 
 namespace mha::cli {

@@ -1,10 +1,10 @@
 #include "file_info.h"
 
 #include <c10/util/Exception.h>
+#include <files/tensor_source.h>
 #include <fmt/format.h>
 #include <weights/layout.h>
 #include <weights/options_metadata.h>
-#include <weights/tensor_source.h>
 
 #include <nlohmann/json.hpp>
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "attention_path.h"
 #include "command.h"
 #include "explain.h"
 #include "file_info.h"
+#include "runtime/attention_path.h"
 #include "text.h"
 #include "validators.h"
 

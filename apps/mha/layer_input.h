@@ -1,7 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <weights/tensor_source.h>
+#include <files/tensor_source.h>
 
 #include <memory>
 #include <set>

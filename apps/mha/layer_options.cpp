@@ -1,8 +1,8 @@
 #include "layer_options.h"
 
+#include <files/tensor_source.h>
 #include <fmt/format.h>
 #include <weights/layout.h>
-#include <weights/tensor_source.h>
 
 #include <nlohmann/json.hpp>
 

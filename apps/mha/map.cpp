@@ -1,10 +1,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <files/safetensors.h>
 #include <fmt/format.h>
 #include <mha/draw.h>
 #include <mha/multi_head_attention.h>
-#include <weights/safetensors.h>
 
 #include <array>
 #include <cstdint>

@@ -1,8 +1,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <files/safetensors.h>
 #include <fmt/ranges.h>
 #include <mha/multi_head_attention.h>
-#include <weights/safetensors.h>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 #include "token_list.h"
 
 #include <c10/util/Exception.h>
-#include <weights/input_file.h>
+#include <files/input_file.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -18,7 +18,7 @@ namespace mha {
 // clang-format off
 /// | constructor           | an element means                                | accepts       |
 /// | --------------------- | ----------------------------------------------- | ------------- |
-/// | `keep(t)`             | 0 blocks, what is above 0 may attend            | any dtype     |
+/// | `keep(t)`             | 0 blocks, what is above 0 may attend            | flags         |
 /// | `block(t)`            | true blocks                                     | bool          |
 /// | `add(t)`              | added to the scaled scores; -inf blocks         | floating      |
 /// | `keep_keys(t)`        | 0 marks padding, what is above 0 is a real key  | (N, S) or (S) |
@@ -49,10 +49,10 @@ namespace mha {
 /// flows through it. A blocked key or value never reaches a result or a gradient, even if it is
 /// NaN or infinite.
 ///
-/// Tensors are strided, of float32, float64, bfloat16 or float16 where they are floating, and of
-/// uint8, int8, int16, int32 or int64 where they are integers. What does not depend on the sizes
-/// of a call (dtype, layout, window extent) is checked by the named constructor, the rest by the
-/// call that uses the mask. Both throw `c10::Error`.
+/// Tensors are strided, of float32, float64, bfloat16 or float16 where they are floating, and
+/// of uint8, int8, int16, int32 or int64 where they are integers. What does not depend on the
+/// sizes of a call (dtype, layout, window extent) is checked by the named constructor, the rest
+/// by the call that uses the mask. Both throw `c10::Error`.
 class Mask {
  public:
   /// How query positions map to key positions when L != S. With `bottom_right` the last query
@@ -78,8 +78,8 @@ class Mask {
   static Mask add(const at::Tensor& mask);
 
   /// One element a key: 0 is padding, any value above 0 a real key. Dtypes as in `keep`;
-  /// (N, S) or (S). The meaning of `attention_mask` in Hugging Face models. Throws if a value is
-  /// below 0 or NaN.
+  /// (N, S) or (S). The meaning of `attention_mask` in Hugging Face models. Throws if a value
+  /// is below 0 or NaN.
   static Mask keep_keys(const at::Tensor& mask);
 
   /// One element a key: true is padding. (N, S) or (S).
@@ -87,8 +87,9 @@ class Mask {
   static Mask block_keys(const at::Tensor& mask);
 
   /// One number a key, added to the scores of every query; -inf is padding. (N, S), (S) or, as
-  /// Hugging Face's models extend their mask, (N or 1, 1, 1, S). Gradients flow into the tensor.
-  /// The meaning of a floating `key_padding_mask` in torch. Throws if the dtype is not floating.
+  /// Hugging Face's models extend their mask, (N or 1, 1, 1, S). Gradients flow into the
+  /// tensor. The meaning of a floating `key_padding_mask` in torch. Throws if the dtype is not
+  /// floating.
   static Mask add_keys(const at::Tensor& mask);
 
   /// Keys of sample n at index >= lengths[n] are padding. (N) integers, 0 <= length <= S.
@@ -101,7 +102,8 @@ class Mask {
   /// value is below 0 or NaN.
   static Mask real_queries(const at::Tensor& mask);
 
-  /// The same: queries of sample n at index >= lengths[n] are padding. (N) integers, 0 <= length
+  /// The same: queries of sample n at index >= lengths[n] are padding. (N) integers, 0 <=
+  /// length
   /// <= L. Throws if the dtype is not an integer type.
   static Mask query_lengths(const at::Tensor& lengths);
 

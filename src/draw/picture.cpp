@@ -10,8 +10,8 @@
 #include <optional>
 #include <utility>
 
-#include "given_tensor.h"
 #include "label.h"
+#include "runtime/given_tensor.h"
 
 namespace mha::draw::detail {
 namespace {

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <system_error>
 
-#include "weights/excerpt.h"
+#include "files/excerpt.h"
 
 namespace mha::detail {
 

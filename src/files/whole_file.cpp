@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <ios>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -50,6 +52,17 @@ std::string link_of(int descriptor) {
   return "/proc/self/fd/" + std::to_string(descriptor);
 }
 
+// The bits that the process takes from the modes of its new files. Asking for them by umask()
+// would change them for a moment, under other threads.
+mode_t process_umask() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    unsigned mask = 0;
+    if (word == "Umask:" && status >> std::oct >> mask) return static_cast<mode_t>(mask);
+  }
+  return 0077;
+}
+
 }  // namespace
 
 WholeFile::WholeFile(std::string path) : path_(std::move(path)) {
@@ -65,7 +78,11 @@ WholeFile::WholeFile(std::string path) : path_(std::move(path)) {
   const mode_t mode = fs::exists(target_, error) ? 0600 : 0666;
 #ifdef O_TMPFILE
   descriptor_ = open(folder_of(target_).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
-  if (descriptor_ >= 0 && access(link_of(descriptor_).c_str(), F_OK) == 0) return;
+  if (descriptor_ >= 0 && access(link_of(descriptor_).c_str(), F_OK) == 0) {
+    // Some file systems leave the umask out for files without a name.
+    if (mode == 0666) check(fchmod(descriptor_, mode & ~process_umask()) == 0);
+    return;
+  }
   if (descriptor_ >= 0) close(descriptor_);
 #endif
   temporary_ = temporary_name(target_);
@@ -116,8 +133,8 @@ void WholeFile::check(bool good) const {
 }
 
 void WholeFile::keep_mode_and_owner() const {
-  struct stat before{};
-  struct stat ours{};
+  struct stat before {};
+  struct stat ours {};
   if (stat(target_.c_str(), &before) != 0 || fstat(descriptor_, &ours) != 0) return;
   mode_t mode = before.st_mode & 0777;
   const bool kept = before.st_uid == ours.st_uid && before.st_gid == ours.st_gid;
@@ -125,6 +142,7 @@ void WholeFile::keep_mode_and_owner() const {
       fchown(descriptor_, static_cast<uid_t>(-1), before.st_gid) != 0) {
     mode = (mode & 0707) | (mode & 0007) << 3;  // what was its group's is not for ours
   }
+  if ((ours.st_mode & 0777) == mode) return;  // some file systems have no modes to change
   errno = 0;
   check(fchmod(descriptor_, mode) == 0);
 }

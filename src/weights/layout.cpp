@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "weights/excerpt.h"
+#include "files/excerpt.h"
 #include "weights/options_metadata.h"
 
 namespace mha::detail {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "files/tensor_source.h"
 #include "weights/layout_spec.h"
-#include "weights/tensor_source.h"
 
 namespace mha::detail {
 

@@ -2,7 +2,7 @@
 
 #include <ostream>
 
-#include "enum_check.h"
+#include "runtime/enum_check.h"
 
 namespace mha {
 

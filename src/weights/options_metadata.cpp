@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "weights/excerpt.h"
+#include "files/excerpt.h"
 
 namespace mha::detail {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "weights/tensor_source.h"
+#include "files/tensor_source.h"
 
 namespace mha::detail {
 

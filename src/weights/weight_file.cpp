@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "message.h"
-#include "module_checks.h"
-#include "weights/excerpt.h"
+#include "files/excerpt.h"
+#include "files/safetensors.h"
+#include "module/module_checks.h"
+#include "runtime/message.h"
 #include "weights/layout.h"
 #include "weights/options_metadata.h"
-#include "weights/safetensors.h"
 
 namespace mha {
 namespace {
@@ -67,8 +67,8 @@ std::string rotary_problem(const detail::TensorSource& file,
   };
   if (saved->pairing() == rotary->pairing() && dim(*saved) == dim(*rotary)) return {};
   return detail::message("\n  rotary: expected pairs ", rotary->pairing(), " in ", dim(*rotary),
-                  " elements, found ", saved->pairing(), " in ", dim(*saved),
-                  " in the metadata");
+                         " elements, found ", saved->pairing(), " in ", dim(*saved),
+                         " in the metadata");
 }
 
 // Throws one error with all the ways in which the layer at `options.prefix()` differs from what

@@ -1,7 +1,7 @@
 #include "encoder.h"
 
+#include <files/safetensors.h>
 #include <mha/weight_file.h>
-#include <weights/safetensors.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>

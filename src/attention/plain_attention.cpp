@@ -1,0 +1,307 @@
+#include "attention/plain_attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <limits>
+#include <optional>
+
+#include "attention/non_finite.h"
+#include "runtime/attention_path.h"
+#include "runtime/cpu_kernels.h"
+#include "runtime/finite.h"
+#include "runtime/uncomputed.h"
+
+namespace mha::detail {
+namespace {
+
+// left (N, H, L, X) @ right (N, Hk, X, Y) -> (N, H, L, Y). The query heads that share a
+// key/value head become rows of one product, so that the shared head is never copied.
+at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
+  const int64_t n = left.size(0), h = left.size(1), l = left.size(2), x = left.size(3);
+  const int64_t kv_heads = right.size(1);
+  const auto product = at::matmul(left.reshape({n, kv_heads, h / kv_heads * l, x}), right);
+  return product.view({n, h, l, right.size(3)});
+}
+
+// A copy for each query head: of flags and of single rows, and of all only beside a query that
+// is NaN.
+at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
+  return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
+}
+
+double lowest_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::lowest()
+                              : std::numeric_limits<float>::lowest();
+}
+
+// scale * query . key in a wider range than the dtype's, held within the dtype's.
+at::Tensor held_in_wider_range(const at::Tensor& query, const at::Tensor& key, double scale) {
+  const double highest = -lowest_of(query.scalar_type());
+  if (query.scalar_type() != at::kDouble) {
+    const auto scores =
+        grouped_matmul(query.to(at::kDouble), key.to(at::kDouble).transpose(-2, -1)) * scale;
+    return scores.clamp(-highest, highest).to(query.scalar_type());
+  }
+  constexpr double down = 0x1p-520;
+  const auto scores = grouped_matmul(query * down, (key * down).transpose(-2, -1)) * scale;
+  const double limit = highest * down * down;
+  return scores.clamp(-limit, limit) / down / down;
+}
+
+// scale * query . key, held within the dtype's range whatever the sum came to on its way: what
+// is infinite or NaN is formed again.
+at::Tensor held_scores(const at::Tensor& query, const at::Tensor& key, double scale) {
+  const auto scores = grouped_matmul(query * scale, key.transpose(-2, -1));
+  if (!may_branch_on_numbers(scores)) {
+    const double highest = -lowest_of(scores.scalar_type());
+    return scores.clamp(-highest, highest);
+  }
+  if (!may_be_non_finite(scores)) return scores;
+  return at::where(at::isfinite(scores), scores, held_in_wider_range(query, key, scale));
+}
+
+// weights . value. An infinite value makes what it is added to infinite, though its weight may
+// have underflowed to 0.
+at::Tensor weighted_sum(const at::Tensor& weights, const at::Tensor& value) {
+  const auto sum = grouped_matmul(weights, value);
+  if (!may_branch_on_numbers(value) || !may_be_non_finite(value)) return sum;
+  const auto finite = at::isfinite(value.detach());
+  const auto given = value.detach().masked_fill(finite, 0).sum(2, /*keepdim=*/true);
+  const auto added = expand_heads(given, weights.size(1));
+  const auto with = grouped_matmul(weights, value.masked_fill(finite.logical_not(), 0)) + added;
+  return at::where(at::isfinite(added), sum, with);
+}
+
+constexpr double nan_in_trace = std::numeric_limits<double>::quiet_NaN();
+
+// The two products where some pairs are blocked. Zeroes the queries that see nothing and the
+// keys and values that nobody sees.
+//
+// 0 * NaN is NaN, so a blocked pair must be left out of the two products rather than get weight
+// 0. The products run on tensors in which every non-finite row is replaced by zeros; what those
+// rows give to the pairs that are allowed is then computed pair by pair. In practice these are
+// few: padding is blocked for every query and needs only the zeros.
+class GuardedProducts {
+ public:
+  GuardedProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const at::Tensor& allowed, double scale)
+      : scale_(scale),
+        allowed_(allowed.expand({query.size(0), query.size(1), query.size(2), key.size(2)})) {
+    const int64_t n = key.size(0), kv_heads = key.size(1), s = key.size(2);
+    const auto row_sees = allowed_.any(-1);
+    const auto key_seen =
+        allowed_.any(2).view({n, kv_heads, query.size(1) / kv_heads, s}).any(2);
+    query_ = query.masked_fill(row_sees.logical_not().unsqueeze(-1), 0);
+    key_ = key.masked_fill(key_seen.logical_not().unsqueeze(-1), 0);
+    value_ = value.masked_fill(key_seen.logical_not().unsqueeze(-1), 0);
+    poison_queries_ = row_is_finite(query_).logical_not();
+    poison_keys_ = expand_heads(row_is_finite(key_).logical_not(), query.size(1));
+    poison_values_ = expand_heads(row_is_finite(value_).logical_not(), query.size(1));
+  }
+
+  at::Tensor scores() const {
+    const int64_t heads = query_.size(1);
+    auto scores = held_scores(finite_rows(query_), finite_rows(key_), scale_);
+    if (is_tracing()) {
+      const auto poison = poison_keys_.unsqueeze(2)
+                              .logical_or(poison_queries_.unsqueeze(3))
+                              .logical_and(allowed_);
+      return scores.masked_fill(poison, nan_in_trace);
+    }
+    for (const int64_t j : marked_rows(poison_keys_)) {
+      const auto open = allowed_.select(3, j).unsqueeze(-1);
+      const auto key = expand_heads(key_.narrow(2, j, 1), heads);
+      const auto pairs = pick(open, query_) * pick(open, key);
+      const auto here = poison_keys_.select(2, j).unsqueeze(-1);
+      scores = replace(scores, 3, j, at::where(here, sum_of(pairs), scores.select(3, j)));
+    }
+    for (const int64_t i : marked_rows(poison_queries_)) {
+      const auto open = allowed_.select(2, i).unsqueeze(-1);
+      const auto pairs =
+          pick(open, query_.narrow(2, i, 1)) * pick(open, expand_heads(key_, heads));
+      const auto here = poison_queries_.select(2, i).unsqueeze(-1);
+      scores = replace(scores, 2, i, at::where(here, sum_of(pairs), scores.select(2, i)));
+    }
+    return scores;
+  }
+
+  at::Tensor output(const at::Tensor& weights) const {
+    auto output = grouped_matmul(weights, finite_rows(value_));
+    if (is_tracing()) return with_seen(output);
+    for (const int64_t j : marked_rows(poison_values_)) {
+      const auto here = poison_values_.select(2, j).unsqueeze(-1);
+      const auto open = allowed_.select(3, j).logical_and(here).unsqueeze(-1);
+      const auto value = pick(open, expand_heads(value_.narrow(2, j, 1), query_.size(1)));
+      const auto weight = weights.narrow(3, j, 1);
+      // An infinite value is seen, though its weight may have underflowed.
+      const auto drowned = weight.eq(0).logical_and(value.isinf());
+      output = output + weight * value.masked_fill(drowned, 0) +
+               value.detach().masked_fill(drowned.logical_not(), 0);
+    }
+    return output;
+  }
+
+ private:
+  // For a trace, which holds for other numbers than those at hand: what of the values is not
+  // finite reaches the queries that may see it.
+  at::Tensor with_seen(const at::Tensor& output) const {
+    const auto pairs = allowed_.to(output.scalar_type());
+    const auto sees = [&](const at::Tensor& marks) {
+      return grouped_matmul(pairs, marks.to(output.scalar_type())).gt(0);
+    };
+    const auto value = value_.detach();
+    const auto above = sees(value.eq(infinity)), below = sees(value.eq(-infinity));
+    return output.masked_fill(above, infinity)
+        .masked_fill(below, -infinity)
+        .masked_fill(above.logical_and(below).logical_or(sees(value.isnan())), nan_in_trace);
+  }
+  at::Tensor sum_of(const at::Tensor& products) const {
+    const double highest = -lowest_of(products.scalar_type());
+    return (products.sum(-1) * scale_).clamp(-highest, highest);
+  }
+  // `tensor` where open, 0 elsewhere, without a gradient there.
+  static at::Tensor pick(const at::Tensor& open, const at::Tensor& tensor) {
+    return tensor.masked_fill(open.logical_not(), 0);
+  }
+  static at::Tensor replace(const at::Tensor& tensor, int64_t dim, int64_t index,
+                            const at::Tensor& slice) {
+    auto copy = tensor.clone();
+    copy.select(dim, index).copy_(slice);
+    return copy;
+  }
+
+  double scale_;
+  at::Tensor allowed_, query_, key_, value_;
+  at::Tensor poison_queries_, poison_keys_, poison_values_;  // (N, H, T): rows not finite
+};
+
+// softmax over scores and a sink in each row, without the sink's own weight. Rows without keys,
+// if `dead_rows` are defined, have one of 0, which gets no gradient.
+at::Tensor softmax_with_sinks(const at::Tensor& scores, const at::Tensor& sinks,
+                              const at::Tensor& dead_rows) {
+  auto sizes = scores.sizes().vec();
+  sizes.back() = 1;
+  // One of -inf alone in its row would have weight NaN. One of NaN keeps its gradient, which
+  // clamp would drop.
+  const double lowest = lowest_of(scores.scalar_type());
+  const auto given = sinks.to(scores.scalar_type());
+  auto column = at::where(given.isnan(), given, given.clamp(lowest, -lowest))
+                    .reshape({1, scores.size(1), 1, 1})
+                    .expand(sizes);
+  if (dead_rows.defined()) column = column.masked_fill(dead_rows, 0);
+  return at::softmax(at::cat({scores, column}, -1), -1).narrow(-1, 0, scores.size(-1));
+}
+
+// softmax over the allowed keys; exactly 0 at blocked ones, and so in rows without any.
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed,
+                          const at::Tensor& sinks) {
+  if (!allowed.defined()) {
+    return sinks.defined() ? softmax_with_sinks(scores, sinks, {}) : at::softmax(scores, -1);
+  }
+  const auto blocked = allowed.logical_not();
+  const auto dead_rows = blocked.all(-1, /*keepdim=*/true);
+  if (sinks.defined()) {
+    return softmax_with_sinks(scores.masked_fill(blocked, -infinity), sinks, dead_rows)
+        .masked_fill(blocked, 0);
+  }
+  const auto filled = scores.masked_fill(blocked, -infinity).masked_fill(dead_rows, 0);
+  return at::softmax(filled, -1).masked_fill(blocked, 0);
+}
+
+// What dropout multiplies the weights (N, H, L, S) by. On the CPU the factors are those of the
+// kernels, so that the paths agree for a seed.
+at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call) {
+  if (call.dropout == 1.0) return at::zeros_like(weights.detach());
+  if (!weights.device().is_cpu() || is_tracing()) {
+    return at::empty_like(weights.detach()).bernoulli_(1 - call.dropout).div_(1 - call.dropout);
+  }
+  const auto kept = uncomputed(weights.sizes(), at::kFloat);
+  const int64_t keys = weights.size(-1);
+  if (kept.numel() > 0) {
+    cpu_kernels().dropout_factors(call.dropout_seed, 0, kept.numel() / keys, keys,
+                                  dropout_threshold(call.dropout), 1.0f,
+                                  kept.data_ptr<float>());
+  }
+  return kept.to(weights.scalar_type()).div_(1 - call.dropout);
+}
+
+// The scores before the softmax, and what they were made with.
+struct MaskedScores {
+  at::Tensor scores, allowed;  // blocked pairs hold any number; allowed undefined: all are
+  std::optional<GuardedProducts> guarded;
+};
+
+// Inputs are of one dtype, contiguous, since the products' rounding may depend on the strides.
+// The products are guarded whether or not a number is NaN, since the rounding may not depend on
+// that either.
+MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const ResolvedMask& mask,
+                           const Scoring& scoring) {
+  const auto [allowed, added] = densify(mask, query.scalar_type(), query.device());
+  MaskedScores result{{}, allowed, {}};
+  if (allowed.defined()) result.guarded.emplace(query, key, value, allowed, scoring.scale);
+  auto& scores = result.scores;
+  scores = result.guarded ? result.guarded->scores() : held_scores(query, key, scoring.scale);
+  if (scoring.softcap > 0 && allowed.defined()) {
+    // The slope of a blocked score that overflowed to NaN is NaN, and 0 times it too.
+    scores = scores.masked_fill(allowed.logical_not(), 0);
+  }
+  if (scoring.softcap > 0) scores = at::tanh(scores / scoring.softcap) * scoring.softcap;
+  if (added.defined()) {
+    // Held, since the sum of two large finite terms must neither become a block nor NaN.
+    // No gradient flows through one that is.
+    const double lowest = lowest_of(query.scalar_type());
+    const auto sums = scores + added;
+    const auto held = sums.detach().clamp(lowest, -lowest);
+    scores = at::where(held.abs().eq(-lowest), held, sums);
+  }
+  return result;
+}
+
+}  // namespace
+
+AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
+                                const at::Tensor& value, const ResolvedMask& mask,
+                                const AttentionCall& call) {
+  // The precision is chosen here; autocast must not lower it again.
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto result_dtype = query.scalar_type();
+  const auto dtype = result_dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto v = value.to(dtype).contiguous();
+  const auto [scores, allowed, guarded] = masked_scores(
+      query.to(dtype).contiguous(), key.to(dtype).contiguous(), v, mask, call.scoring);
+  const auto weights = masked_softmax(scores, allowed, call.scoring.sinks);
+  const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call) : weights;
+  const auto output = guarded ? guarded->output(used) : weighted_sum(used, v);
+
+  const auto& returned = call.weights_after_dropout ? used : weights;
+  switch (call.weights) {
+    case Weights::none:
+      return {output.to(result_dtype), {}};
+    case Weights::averaged:
+      return {output.to(result_dtype), returned.mean(1).to(result_dtype)};
+    case Weights::per_head:
+      break;
+  }
+  return {output.to(result_dtype), returned.to(result_dtype)};
+}
+
+at::Tensor plain_scores(const at::Tensor& query, const at::Tensor& key,
+                        const ResolvedMask& mask, const Scoring& scoring) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto k = key.contiguous();
+  const auto result = masked_scores(query.contiguous(), k, k, mask, scoring);
+  if (!result.allowed.defined()) return result.scores;
+  return result.scores.masked_fill(result.allowed.logical_not(), -infinity);
+}
+
+}  // namespace mha::detail

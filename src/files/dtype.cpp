@@ -1,0 +1,46 @@
+#include "files/dtype.h"
+
+#include <algorithm>
+#include <array>
+
+namespace mha::detail {
+namespace {
+
+// The order is the reference implementation's, which sorts the tensors of a file by it. Types
+// without a counterpart in every supported LibTorch are known by size, so that a file with such
+// a tensor can be checked and its other tensors read.
+constexpr std::array<DtypeInfo, 20> kDtypes = {{
+    {"BOOL", 8, at::kBool},      {"F4", 4, {}},         {"F6_E2M3", 6, {}},
+    {"F6_E3M2", 6, {}},          {"U8", 8, at::kByte},  {"I8", 8, at::kChar},
+    {"F8_E5M2", 8, {}},          {"F8_E4M3", 8, {}},    {"F8_E8M0", 8, {}},
+    {"I16", 16, at::kShort},     {"U16", 16, {}},       {"F16", 16, at::kHalf},
+    {"BF16", 16, at::kBFloat16}, {"I32", 32, at::kInt}, {"U32", 32, {}},
+    {"F32", 32, at::kFloat},     {"C64", 64, {}},       {"F64", 64, at::kDouble},
+    {"I64", 64, at::kLong},      {"U64", 64, {}},
+}};
+
+template <typename Matches>
+const DtypeInfo* find(Matches matches) {
+  const auto* found = std::find_if(kDtypes.data(), kDtypes.data() + kDtypes.size(), matches);
+  return found == kDtypes.data() + kDtypes.size() ? nullptr : found;
+}
+
+}  // namespace
+
+const DtypeInfo* find_dtype(std::string_view name) {
+  return find([&](const DtypeInfo& dtype) { return dtype.name == name; });
+}
+
+const DtypeInfo* find_dtype(at::ScalarType type) {
+  return find([&](const DtypeInfo& dtype) { return dtype.type == type; });
+}
+
+std::string dtype_names() {
+  std::string names;
+  for (const DtypeInfo& dtype : kDtypes) {
+    names.append(names.empty() ? "" : ", ").append(dtype.name);
+  }
+  return names;
+}
+
+}  // namespace mha::detail

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <mha/attention_map.h>
+
+#include "map/map_state.h"
+
+namespace mha::detail {
+
+// What can be said of a fused view by the kernels. Sums over queries are formed in chunks that
+// depend on L alone.
+
+at::Tensor fused_weights(const MapView& view);      ///< (N, H, L, S)
+at::Tensor fused_mean(const MapView& view);         ///< (N, L, S)
+at::Tensor fused_log_sum_exp(const MapView& view);  ///< (N, H, L)
+
+/// As `PlainSummary`, of all rows.
+struct FusedSummary {
+  at::Tensor entropy, distance, placed, received;
+};
+FusedSummary fused_summary(const MapView& view);
+
+TopKeys fused_top(const MapView& view, int64_t count);
+
+/// Sums over (N, H, rows, columns) cells.
+at::Tensor fused_pool(const MapView& view, int64_t rows, int64_t columns);
+
+}  // namespace mha::detail

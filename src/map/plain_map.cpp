@@ -1,0 +1,85 @@
+#include "map/plain_map.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+#include "attention/plain_attention.h"
+
+namespace mha::detail {
+namespace {
+
+at::Tensor index_range(const MapView& view, int64_t from, int64_t count) {
+  return at::arange(from, from + count, view.query.options().dtype(at::kLong));
+}
+
+// The cell of 0 .. cells - 1 that each index of `size` falls into.
+at::Tensor cells_of(const at::Tensor& index, int64_t cells, int64_t size) {
+  return ((index + 1) * cells - 1).div(size, "floor");
+}
+
+// 0 * ln(0) is 0, and has no gradient.
+at::Tensor row_entropy(const at::Tensor& weights) {
+  const auto safe = weights.masked_fill(weights.eq(0), 1);
+  return (weights * at::log(safe)).sum(-1).neg();
+}
+
+}  // namespace
+
+at::Tensor plain_weights(const MapView& view) {
+  const AttentionCall call{view.scoring, 0, 0, Weights::per_head, false};
+  // Any values will do for an output that is not wanted.
+  return plain_attention(view.query, view.key, view.key.narrow(3, 0, 1), view.mask, call)
+      .weights;
+}
+
+at::Tensor plain_log_sum_exp(const MapView& view) {
+  const auto of_keys =
+      view.key.size(2) == 0
+          ? at::full({view.query.size(0), view.query.size(1), view.query.size(2)}, -infinity,
+                     view.query.options())
+          : at::logsumexp(plain_scores(view.query, view.key, view.mask, view.scoring), {-1});
+  const auto& sinks = view.scoring.sinks;
+  return sinks.defined() ? at::logaddexp(of_keys, sinks.squeeze(-1)) : of_keys;
+}
+
+PlainSummary plain_summary(const MapView& view, const at::Tensor& positions) {
+  const auto weights = plain_weights(view);
+  const auto query =
+      positions.view({-1, 1, 1, 1}) + index_range(view, 0, weights.size(2)).unsqueeze(1);
+  const auto key = index_range(view, 0, view.mask.keys);
+  const auto apart = (query - key).abs().to(weights.scalar_type());
+  const auto given = weights.narrow(3, 0, view.mask.keys);
+  return {row_entropy(weights), (given * apart).sum(-1), given.sum(-1), weights.sum(2)};
+}
+
+TopKeys plain_top(const MapView& view, int64_t count) {
+  const auto weights = plain_weights(view);
+  const auto [sorted, order] = at::sort(weights, /*stable=*/true, -1, /*descending=*/true);
+  const auto largest = sorted.narrow(3, 0, count);
+  const auto unknown = weights.isnan().any(-1, /*keepdim=*/true);
+  const auto seen = largest.gt(0).logical_and(unknown.logical_not());
+  return {largest.masked_fill(unknown, std::numeric_limits<double>::quiet_NaN()),
+          order.narrow(3, 0, count).masked_fill(seen.logical_not(), -1)};
+}
+
+at::Tensor plain_pool(const MapView& view, int64_t row, int64_t queries, int64_t rows,
+                      int64_t columns) {
+  const auto weights = plain_weights(view);
+  const int64_t n = weights.size(0), h = weights.size(1), count = weights.size(2);
+  const int64_t keys = weights.size(3);
+  const auto column = cells_of(index_range(view, 0, keys), columns, keys);
+  const auto by_column =
+      at::zeros({n, h, count, columns}, weights.options()).index_add(3, column, weights);
+  return at::zeros({n, h, rows, columns}, weights.options())
+      .index_add(2, cells_of(index_range(view, row, count), rows, queries), by_column);
+}
+
+}  // namespace mha::detail

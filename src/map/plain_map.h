@@ -1,0 +1,31 @@
+#pragma once
+
+#include <mha/attention_map.h>
+
+#include "map/map_method.h"
+
+namespace mha::detail {
+
+// What can be said of some rows by a composition of ATen calls, with gradients: any device,
+// float32 and float64. Each holds the part's weights, and copies of them.
+
+/// (N, H, rows, S).
+at::Tensor plain_weights(const MapView& view);
+at::Tensor plain_log_sum_exp(const MapView& view);  ///< (N, H, rows)
+
+/// Per row, (N, H, rows) each, the entropy and over the given keys the sums of weight *
+/// distance and of weight; and per key, (N, H, S), the sum over the rows.
+struct PlainSummary {
+  at::Tensor entropy, distance, placed, received;
+};
+/// `positions`, (N) or (1) int64, are those of the first row among the given keys.
+PlainSummary plain_summary(const MapView& view, const at::Tensor& positions);
+
+TopKeys plain_top(const MapView& view, int64_t count);
+
+/// What the rows give to the (N, H, rows, columns) cells of a map of `queries` rows, of which
+/// `row` is the first here.
+at::Tensor plain_pool(const MapView& view, int64_t row, int64_t queries, int64_t rows,
+                      int64_t columns);
+
+}  // namespace mha::detail

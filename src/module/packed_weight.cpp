@@ -1,0 +1,79 @@
+#include "module/packed_weight.h"
+
+#include <cstring>
+
+#include "runtime/run_tasks.h"
+#include "runtime/uncomputed.h"
+
+namespace mha::detail {
+namespace {
+
+template <size_t N, typename Bits>
+void sample(const at::Tensor& weight, std::array<uint32_t, N>& values) {
+  const int64_t columns = weight.size(1), count = weight.numel();
+  const auto* data = static_cast<const Bits*>(weight.data_ptr());
+  // An odd step visits all columns as it goes down the rows.
+  const int64_t step = std::max<int64_t>(1, count / static_cast<int64_t>(N) - 1) | 1;
+  for (size_t i = 0; i < N; ++i) {
+    const int64_t at = static_cast<int64_t>(i) * step % count;
+    values[i] = data[at / columns * weight.stride(0) + at % columns * weight.stride(1)];
+  }
+}
+
+template <size_t N>
+std::array<uint32_t, N> sample(const at::Tensor& weight) {
+  std::array<uint32_t, N> values{};
+  if (weight.element_size() == 4) {
+    sample<N, uint32_t>(weight, values);
+  } else {
+    sample<N, uint16_t>(weight, values);
+  }
+  return values;
+}
+
+at::Tensor pack(const at::Tensor& given, const cpu::Kernels& kernels) {
+  const at::Tensor wide = given.to(at::kFloat);
+  const at::Tensor weight = wide.stride(1) == 1 ? wide : wide.contiguous();
+  const int64_t columns = weight.size(0), inner = weight.size(1);
+  auto packed = uncomputed({kernels.packed_size(inner, columns)}, weight.options());
+  const int64_t panels = (columns + kernels.tile - 1) / kernels.tile;
+  const float* from = weight.data_ptr<float>();
+  float* to = packed.data_ptr<float>();
+  run_tasks(panels, 1, [&](int64_t panel, float*) {
+    const int64_t first = panel * kernels.tile;
+    kernels.pack_weight(from + first * weight.stride(0), weight.stride(0), inner,
+                        std::min(kernels.tile, columns - first), to + first * inner);
+  });
+  return packed;
+}
+
+}  // namespace
+
+std::shared_ptr<const at::Tensor> PackedWeights::get(size_t slot, const at::Tensor& weight,
+                                                     const cpu::Kernels& kernels) {
+  if (weight.is_inference()) return std::make_shared<const at::Tensor>(pack(weight, kernels));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (entries_.size() <= slot) entries_.resize(slot + 1);
+  Entry& entry = entries_[slot];
+  const auto sampled = sample<samples>(weight);
+  const auto* storage = weight.storage().unsafeGetStorageImpl();
+  const bool fresh = entry.packed && entry.storage->_unsafe_get_target() == storage &&
+                     entry.data == weight.data_ptr() && entry.version == weight._version() &&
+                     entry.kernels == &kernels && weight.sizes() == entry.sizes &&
+                     weight.strides() == entry.strides &&
+                     std::memcmp(&sampled, &entry.sampled, sizeof sampled) == 0;
+  if (!fresh) {
+    auto packed = std::make_shared<const at::Tensor>(pack(weight.detach(), kernels));
+    entry = {weight.storage().getWeakStorageImpl(),
+             weight.data_ptr(),
+             weight._version(),
+             &kernels,
+             weight.sizes().vec(),
+             weight.strides().vec(),
+             sampled,
+             std::move(packed)};
+  }
+  return entry.packed;
+}
+
+}  // namespace mha::detail

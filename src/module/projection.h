@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/linear.h>
+
+#include <vector>
+
+#include "module/packed_weight.h"
+
+namespace mha::detail {
+
+/// One linear layer applied to tokens: output = input weight^T + bias, in float32 on the CPU.
+/// The parameters may be float16.
+struct Projection {
+  at::Tensor input;  // (N, T, inner)
+  const torch::nn::LinearImpl* layer;
+  size_t slot;  // of the layer in the cache
+  at::Tensor
+      output;  // (N, T, columns), or split into heads (N, T, H, D); any strides but the last
+};
+
+/// Computes all of them in one parallel region, without gradients.
+void project(const std::vector<Projection>& projections, PackedWeights& cache);
+
+/// Computes one into `output` and records it for the gradients of input, weight and bias.
+at::Tensor project_recorded(const Projection& projection, PackedWeights& cache);
+
+}  // namespace mha::detail

@@ -1,0 +1,44 @@
+#include "runtime/finite.h"
+
+#include <atomic>
+#include <cmath>
+
+#include "runtime/attention_path.h"
+#include "runtime/cpu_kernels.h"
+#include "runtime/run_tasks.h"
+
+namespace mha::detail {
+namespace {
+
+bool all_finite_on_cpu(const at::Tensor& tensor) {
+  const cpu::Kernels& kernels = cpu_kernels();
+  const float* data = tensor.data_ptr<float>();
+  constexpr int64_t chunk = 1 << 16;
+  const int64_t count = tensor.numel();
+  std::atomic<bool> finite{true};
+  run_tasks((count + chunk - 1) / chunk, 1, [&](int64_t i, float*) {
+    const int64_t begin = i * chunk;
+    if (finite && !kernels.all_finite(data + begin, std::min(chunk, count - begin))) {
+      finite = false;
+    }
+  });
+  return finite;
+}
+
+}  // namespace
+
+bool may_be_non_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return false;
+  if (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat) {
+    // In whatever order the numbers lie in memory, if they lie there without gaps.
+    const bool dense = tensor.is_non_overlapping_and_dense();
+    return !all_finite_on_cpu(dense ? tensor : tensor.contiguous());
+  }
+  return !std::isfinite(tensor.detach().sum(at::kDouble).item<double>());
+}
+
+bool may_branch_on_numbers(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && !is_tracing();
+}
+
+}  // namespace mha::detail

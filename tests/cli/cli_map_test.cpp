@@ -1,0 +1,210 @@
+// Guards `mha map`: which stored weights it takes, or computes, and that each option reaches
+// the picture. What is written must be byte for byte what the library draws; that its pictures
+// are right is proven in draw_format_test.cpp.
+#include <files/safetensors.h>
+#include <gtest/gtest.h>
+#include <mha/draw.h>
+#include <mha/multi_head_attention.h>
+#include <mha/weight_file.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/cli_program.h"
+#include "support/file_support.h"
+#include "support/support.h"
+#include "support/torch_headers.h"
+
+namespace mha::test {
+namespace {
+
+class CliMapTest : public ::testing::Test {
+ protected:
+  void SetUp() override { maps_ = random_.normal({2, 3, 4, 4}).softmax(-1); }
+
+  void store(const std::string& name, const at::Tensor& weights) {
+    detail::write_safetensors(weights_, {{{name, weights}}, {}});
+  }
+  ProgramResult map(std::vector<std::string> more, const std::string& output = "m.svg") const {
+    std::vector<std::string> arguments = {"map", "--output", directory_.file(output)};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_mha(arguments);
+  }
+  ProgramResult map_stored(std::vector<std::string> more) const {
+    more.insert(more.begin(), {"--weights", weights_});
+    return map(more);
+  }
+
+  // Checks that the run succeeded and wrote what the library draws.
+  void expect_drawn(const ProgramResult& result, const draw::Maps& maps,
+                    const draw::Options& options = {}) const {
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_EQ(read_bytes(directory_.file("m.svg")), draw::svg(maps, options));
+  }
+  // What is drawn without options: all heads of the first sample.
+  draw::Maps first_sample() const {
+    draw::Maps maps;
+    maps.weights = maps_[0];
+    maps.title = "w.safetensors, sample 0";
+    return maps;
+  }
+  void expect_error_and_no_picture(const ProgramResult& result, const std::string& text) const {
+    expect_error(result, text);
+    EXPECT_FALSE(std::filesystem::exists(directory_.file("m.svg")));
+  }
+
+  TemporaryDirectory directory_;
+  const std::string weights_ = directory_.file("w.safetensors");
+  Random random_{11};
+  at::Tensor maps_;
+};
+
+// --- what is drawn ---
+
+TEST_F(CliMapTest, TheTensorIsTheOneNamedWeightsOrTheOnlyOneOfFourDimensions) {
+  detail::write_safetensors(weights_, {{{"weights", maps_}, {"others", maps_ * 2}}, {}});
+  expect_drawn(map_stored({}), first_sample());
+  detail::write_safetensors(weights_, {{{"attn", maps_}, {"x", random_.normal({2, 4})}}, {}});
+  expect_drawn(map_stored({}), first_sample());
+  detail::write_safetensors(weights_, {{{"a", maps_ * 2}, {"b", maps_}}, {}});
+  expect_drawn(map_stored({"--tensor", "b"}), first_sample());
+  std::filesystem::remove(directory_.file("m.svg"));
+  expect_error_and_no_picture(map_stored({}), "or a single one of shape (N, H, L, S), found 2");
+  expect_error_and_no_picture(map_stored({"--tensor", "c"}), "--tensor: expected the name");
+}
+
+TEST_F(CliMapTest, ThreeDimensionsAreHeadsOrWithASampleSamples) {
+  draw::Maps maps = first_sample();
+  store("weights", maps_[0]);
+  maps.title = "w.safetensors";
+  expect_drawn(map_stored({}), maps);
+  maps.weights = maps_[0][1];
+  maps.title = "w.safetensors, sample 1";
+  expect_drawn(map_stored({"--sample", "1"}), maps);
+  store("weights", maps_[0][1]);
+  maps.title = "w.safetensors";
+  expect_drawn(map_stored({}), maps);
+}
+
+TEST_F(CliMapTest, SampleHeadsAndMeanAreChosen) {
+  store("weights", maps_);
+  draw::Maps maps = first_sample();
+  maps.weights = maps_[1];
+  maps.title = "w.safetensors, sample 1";
+  expect_drawn(map_stored({"--sample", "1"}), maps);
+  maps.weights = maps_[1].index_select(0, at::tensor({2, 0}));
+  maps.names = {"head 2", "head 0"};
+  expect_drawn(map_stored({"--sample", "1", "--head", "2", "--head", "0"}), maps);
+  maps.weights = maps_[1].mean(0);
+  maps.names = {"mean of 3 heads"};
+  expect_drawn(map_stored({"--sample", "1", "--mean"}), maps);
+}
+
+TEST_F(CliMapTest, AModelComputesWhatIsDrawn) {
+  torch::manual_seed(2);
+  const torch::NoGradGuard no_grad;
+  MultiHeadAttention module(MultiHeadAttentionOptions(12, 3).dropout(0.5));
+  module->eval();
+  const std::string model = directory_.file("model.safetensors");
+  save(module, model, WeightFileOptions().prefix("layer.1").layout(Layout::torch));
+  const at::Tensor x = random_.normal({2, 5, 12}), lengths = at::tensor({5, 3});
+  const std::string input = directory_.file("x.safetensors");
+  detail::write_safetensors(input, {{{"x", x}, {"lengths", lengths}}, {}});
+  draw::Maps maps;
+  maps.weights = module->forward(x, {}, {}, Mask::lengths(lengths) & Mask::causal()).weights[1];
+  maps.title = "layer.1, sample 1";
+  expect_drawn(map({"--model", model, "--prefix", "layer.1", "--input", input, "--sample", "1",
+                    "--lengths", "lengths", "--causal"}),
+               maps);
+}
+
+TEST_F(CliMapTest, TokensAreWordsOrAFileOfLinesOrOfJson) {
+  store("weights", maps_);
+  draw::Maps maps = first_sample();
+  maps.queries = maps.keys = {"[CLS]", "a", "<cat>", "[SEP]"};
+  expect_drawn(map_stored({"--tokens", "[CLS] a <cat> [SEP]"}), maps);
+  const std::string lines = directory_.file("tokens"), json = directory_.file("tokens.json");
+  write_bytes(lines, "[CLS]\na\r\n<cat>\n[SEP]\n");
+  expect_drawn(map_stored({"--tokens", lines}), maps);
+  write_bytes(json, R"(["[CLS]", "a", "<cat>", "[SEP]"])");
+  expect_drawn(map_stored({"--tokens", json}), maps);
+  maps.keys = {"1", "2", "3", "4"};
+  expect_drawn(map_stored({"--tokens", lines, "--key-tokens", "1 2 3 4"}), maps);
+}
+
+TEST_F(CliMapTest, OptionsOfThePictureReachIt) {
+  store("weights", maps_);
+  draw::Maps maps = first_sample();
+  maps.title = "A \"title\"";
+  expect_drawn(map_stored({"--title", "A \"title\"", "--causal", "--colours", "ink", "--scale",
+                           "linear", "--largest", "0.5"}),
+               maps,
+               draw::Options()
+                   .causal(true)
+                   .colours(draw::ColourMap::ink)
+                   .scale(draw::Scale::linear)
+                   .largest(0.5));
+}
+
+// --- where it goes ---
+
+TEST_F(CliMapTest, TheEndingDecidesTheFormatAndWithoutAFileItIsTheTerminals) {
+  store("weights", maps_);
+  for (const auto& [name, begin] : std::vector<std::pair<std::string, std::string>>{
+           {"m.png", "\x89PNG"}, {"m.svg", "<svg"}, {"m.html", "<!DOCTYPE html>"}}) {
+    const ProgramResult result = map({"--weights", weights_}, name);
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_EQ(result.output, directory_.file(name) + ": 3 maps of 4 queries x 4 keys\n");
+    EXPECT_EQ(read_bytes(directory_.file(name)).rfind(begin, 0), 0u);
+  }
+  EXPECT_EQ(run_mha({"map", "--weights", weights_}).output,
+            draw::text(first_sample(), draw::Terminal{}));
+  const auto report = nlohmann::json::parse(map_stored({"--json"}).output);
+  EXPECT_EQ(report["maps"], 3);
+  EXPECT_EQ(report["output_file"], directory_.file("m.svg"));
+}
+
+// --- errors ---
+
+TEST_F(CliMapTest, AWrongCallIsAnErrorThatNamesTheOption) {
+  store("weights", maps_);
+  const auto expect = [&](const std::vector<std::string>& arguments, const std::string& text) {
+    expect_error_and_no_picture(map_stored(arguments), text);
+  };
+  expect({"--sample", "2"}, "--sample: expected below 2, the number of samples, found 2");
+  expect({"--head", "3"}, "--head: expected below 3, the number of heads, found 3");
+  expect({"--tokens", "a b c"}, "--tokens: expected 4 tokens, one for each query, found 3");
+  expect({"--tokens", directory_.file("none.txt")}, "--tokens: cannot read ");
+  expect({"--colours", "rainbow"}, "one of dusk, ink, grey, found 'rainbow'");
+  expect({"--keep", "mask"}, "expected no mask but --causal for stored weights");
+  expect({"--model", weights_}, "expected --weights (stored maps) or --model");
+  write_bytes(directory_.file("t.json"), R"(["a", 2])");
+  expect({"--tokens", directory_.file("t.json")}, "found number at index 1");
+  expect_error_and_no_picture(map({}),
+                              "expected --weights (stored maps) or --model (a layer to "
+                              "compute them), found neither");
+  expect_error_and_no_picture(map({"--model", weights_}), "--input is required with --model");
+  expect_error(map({"--weights", weights_}, "m.gif"), "ends in .png, .svg or .html, found");
+  expect_error(run_mha({"map", "--weights", weights_, "--json"}),
+               "--json: expected with --output");
+}
+
+TEST_F(CliMapTest, WeightsThatAreNoneAreAnError) {
+  store("weights", random_.normal({4}));
+  expect_error_and_no_picture(map_stored({}), "found (4)");
+  store("weights", random_.normal({1, 2, 3, 3}));
+  expect_error_and_no_picture(map_stored({}), "expected finite numbers >= 0, found -");
+}
+
+TEST_F(CliMapTest, AFileThatIsReadIsNotWrittenOver) {
+  const std::string disguised = directory_.file("m.svg");
+  detail::write_safetensors(disguised, {{{"weights", maps_}}, {}});
+  const std::string before = read_bytes(disguised);
+  expect_error(map({"--weights", disguised}), "--output: expected another file than");
+  EXPECT_EQ(read_bytes(disguised), before);
+}
+
+}  // namespace
+}  // namespace mha::test

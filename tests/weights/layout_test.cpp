@@ -1,0 +1,297 @@
+// Guards the layouts of other models: which numbers stand where under which names, grouped
+// heads, files of another dtype, models in several files, and modules built from a file alone.
+// Weights are copied, so everything is exact.
+#include <gtest/gtest.h>
+#include <mha/weight_file.h>
+
+#include <sstream>
+
+#include "files/safetensors.h"
+#include "support/file_support.h"
+#include "support/support.h"
+#include "support/torch_headers.h"
+#include "support/weight_file_support.h"
+
+namespace mha {
+namespace {
+
+using detail::read_safetensors;
+using detail::TensorFile;
+using detail::write_safetensors;
+using test::are_bit_equal;
+using test::error_of;
+using test::is_bit_equal;
+using test::layout_cases;
+using test::parameters_of;
+using test::read_bytes;
+using test::TemporaryDirectory;
+using test::Tensors;
+using test::write_bytes;
+
+std::string shown(const MultiHeadAttention& module) {
+  return (std::ostringstream() << module).str();
+}
+
+Tensors saved_as(const MultiHeadAttention& module, Layout layout) {
+  const TemporaryDirectory directory;
+  save(module, directory.file("x"), WeightFileOptions().layout(layout));
+  return read_safetensors(directory.file("x")).tensors;
+}
+
+TEST(LayoutTest, Gpt2PacksTheInputsAndTransposesTheLayers) {
+  const MultiHeadAttention module(12, 3);
+  auto p = parameters_of(*module);
+  EXPECT_TRUE(are_bit_equal(
+      saved_as(module, Layout::gpt2),
+      {{"c_attn.weight",
+        torch::cat({p["W_q.weight"].t(), p["W_k.weight"].t(), p["W_v.weight"].t()}, 1)},
+       {"c_attn.bias", torch::cat({p["W_q.bias"], p["W_k.bias"], p["W_v.bias"]})},
+       {"c_proj.weight", p["W_o.weight"].t()},
+       {"c_proj.bias", p["W_o.bias"]}}));
+}
+
+TEST(LayoutTest, VitPacksTheInputs) {
+  const MultiHeadAttention module(12, 3);
+  auto p = parameters_of(*module);
+  EXPECT_TRUE(are_bit_equal(
+      saved_as(module, Layout::vit),
+      {{"qkv.weight", torch::cat({p["W_q.weight"], p["W_k.weight"], p["W_v.weight"]})},
+       {"qkv.bias", torch::cat({p["W_q.bias"], p["W_k.bias"], p["W_v.bias"]})},
+       {"proj.weight", p["W_o.weight"]},
+       {"proj.bias", p["W_o.bias"]}}));
+}
+
+// In timm's form, with its `qk_norm`.
+TEST(LayoutTest, VitNormalisesQueriesAndKeysWithBiases) {
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(12, 3).qk_norm(QKNorm::layer).qk_norm_bias(true));
+  module->k_norm_bias.detach().normal_();
+  auto p = parameters_of(*module);
+  const auto saved = saved_as(module, Layout::vit);
+  EXPECT_EQ(saved.size(), 8u);
+  EXPECT_TRUE(is_bit_equal(saved.at("q_norm.weight"), p["q_norm"]));
+  EXPECT_TRUE(is_bit_equal(saved.at("k_norm.bias"), p["k_norm_bias"]));
+  const TemporaryDirectory directory;
+  write_safetensors(directory.file("x"), {saved, {}});
+  const auto loaded = load(directory.file("x"), 3);
+  EXPECT_EQ(loaded->options.qk_norm(), QKNorm::layer);
+  EXPECT_TRUE(are_bit_equal(parameters_of(*loaded), p));
+  EXPECT_EQ(error_of([&] {
+              save(module, directory.file("y"), WeightFileOptions().layout(Layout::llama));
+            }),
+            directory.file("y") +
+                ": the llama layout has no place for q_norm_bias, found a module with "
+                "qk_norm_bias");
+}
+
+TEST(LayoutTest, LlamaNamesFourLayersOfWhichTwoHaveGroupedHeads) {
+  const MultiHeadAttention module(MultiHeadAttentionOptions(12, 6).num_kv_heads(2).bias(false));
+  auto p = parameters_of(*module);
+  EXPECT_EQ(p["W_k.weight"].sizes(), at::IntArrayRef({4, 12}));
+  EXPECT_TRUE(
+      are_bit_equal(saved_as(module, Layout::llama), {{"q_proj.weight", p["W_q.weight"]},
+                                                      {"k_proj.weight", p["W_k.weight"]},
+                                                      {"v_proj.weight", p["W_v.weight"]},
+                                                      {"o_proj.weight", p["W_o.weight"]}}));
+}
+
+// As Qwen2 has them.
+TEST(LayoutTest, InTheLlamaLayoutTheOutputMayLackTheBiasThatTheInputsHave) {
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(12, 6).num_kv_heads(2).output_bias(false));
+  auto p = parameters_of(*module);
+  const Tensors expected{{"q_proj.weight", p["W_q.weight"]}, {"k_proj.weight", p["W_k.weight"]},
+                         {"v_proj.weight", p["W_v.weight"]}, {"o_proj.weight", p["W_o.weight"]},
+                         {"q_proj.bias", p["W_q.bias"]},     {"k_proj.bias", p["W_k.bias"]},
+                         {"v_proj.bias", p["W_v.bias"]}};
+  EXPECT_TRUE(are_bit_equal(saved_as(module, Layout::llama), expected));
+
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  write_safetensors(path, {expected, {}});  // without metadata, as other programs do
+  const auto options = options_from_file(path, 6);
+  EXPECT_TRUE(options.bias());
+  EXPECT_EQ(options.output_bias(), false);
+  const auto loaded = load(path, 6);
+  EXPECT_FALSE(loaded->W_o->bias.defined());
+  EXPECT_TRUE(are_bit_equal(parameters_of(*loaded), p));
+}
+
+TEST(LayoutTest, AModuleIsBuiltFromAFileAloneAndSavedAgainAsEqualBytes) {
+  const TemporaryDirectory directory;
+  const std::string first = directory.file("first"), second = directory.file("second");
+  for (const auto& [base, layout] : layout_cases()) {
+    auto options = base;
+    options.dropout(0.1).scale(0.3).add_zero_attn(true).batch_first(false);
+    options.weights(Weights::none).weights_after_dropout(true).dtype(at::kDouble);
+    const MultiHeadAttention saved(options);
+    SCOPED_TRACE((std::ostringstream() << layout << " " << saved).str());
+    const auto where = WeightFileOptions().prefix("p").layout(layout);
+    save(saved, first, where);
+    torch::manual_seed(3);
+    const auto next_number = torch::rand({1});
+    torch::manual_seed(3);
+    const MultiHeadAttention loaded =
+        load(first, std::nullopt, WeightFileOptions().prefix("p"));
+    EXPECT_TRUE(is_bit_equal(torch::rand({1}), next_number));
+    EXPECT_EQ(shown(loaded), shown(saved));
+    EXPECT_TRUE(are_bit_equal(parameters_of(*loaded), parameters_of(*saved)));
+    save(loaded, second, where);
+    EXPECT_EQ(read_bytes(second), read_bytes(first));
+  }
+}
+
+// As a loader of a whole model would meet them.
+TEST(LayoutTest, WhatOtherModelsKeepBesideTheirAttentionIsPassedOver) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("model");
+  const auto loads = [&](Layout layout, const Tensors& beside) {
+    const MultiHeadAttention module(12, 3);
+    TensorFile file;
+    for (const auto& [name, tensor] : saved_as(module, layout))
+      file.tensors["m." + name] = tensor;
+    for (const auto& [name, tensor] : beside) file.tensors["m." + name] = tensor;
+    write_safetensors(path, file);
+    const auto where = WeightFileOptions().prefix("m");
+    return are_bit_equal(parameters_of(*load(path, 3, where)), parameters_of(*module));
+  };
+  EXPECT_TRUE(loads(Layout::gpt2, {{"bias", torch::ones({1, 1, 4, 4})},
+                                   {"masked_bias", torch::tensor(-1e4f)}}));
+  EXPECT_TRUE(loads(Layout::llama, {{"rotary_emb.inv_freq", torch::ones({2})}}));
+  EXPECT_TRUE(loads(Layout::bert, {{"output.LayerNorm.weight", torch::ones({12})}}));
+  EXPECT_NE(error_of([&] {
+              (void)loads(Layout::vit, {{"norm.weight", torch::ones({4})}});
+            }).find("unexpected: 'm.norm.weight'"),
+            std::string::npos);
+}
+
+TEST(LayoutTest, ALayoutRefusesAModuleThatItCannotExpress) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  const auto error = [&](const MultiHeadAttentionOptions& options, Layout layout) {
+    return error_of([&] {
+             save(MultiHeadAttention(options), path, WeightFileOptions().layout(layout));
+           })
+        .substr(path.size() + 2);
+  };
+  const MultiHeadAttentionOptions plain(12, 6);
+  const auto grouped = MultiHeadAttentionOptions(plain).num_kv_heads(2);
+  for (const Layout layout : {Layout::torch, Layout::bert, Layout::gpt2, Layout::vit}) {
+    EXPECT_EQ(error(grouped, layout),
+              (std::ostringstream()
+               << "the " << layout
+               << " layout needs num_kv_heads = num_heads, found projections of width 12 and 4")
+                  .str());
+  }
+  for (const Layout layout : {Layout::gpt2, Layout::vit}) {
+    const std::string start = (std::ostringstream() << "the " << layout << " layout ").str();
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).kdim(7), layout),
+              start + "needs kdim = vdim = d_model, found 7, 12 and 12");
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).head_dim(5), layout),
+              start + "needs num_heads * head_dim = d_model, found 30 and 12");
+  }
+  for (const Layout layout : {Layout::gpt2, Layout::vit, Layout::llama}) {
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).add_bias_kv(true), layout),
+              (std::ostringstream() << "the " << layout
+                                    << " layout has no place for bias_k and bias_v, found a "
+                                       "module with add_bias_kv")
+                  .str());
+  }
+  for (const Layout layout : {Layout::torch, Layout::bert, Layout::gpt2}) {
+    const std::string start =
+        (std::ostringstream() << "the " << layout
+                              << " layout needs biases of all projections or of none, found a "
+                                 "module with ")
+            .str();
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).output_bias(false), layout),
+              start + "all but that of W_o");
+    EXPECT_EQ(error(MultiHeadAttentionOptions(plain).bias(false).output_bias(true), layout),
+              start + "that of W_o alone");
+  }
+  EXPECT_EQ(directory.count(), 0);
+}
+
+TEST(LayoutTest, ALayoutIsOneOfThoseThatThereAre) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  MultiHeadAttention module(4, 2);
+  const auto ninth = WeightFileOptions().layout(static_cast<Layout>(9));
+  const std::string expected =
+      "WeightFileOptions: layout: expected native, torch, bert, gpt2, vit or llama, found 9";
+  EXPECT_EQ(error_of([&] { save(module, path, ninth); }), expected);
+  EXPECT_EQ(directory.count(), 0);
+  save(module, path);
+  EXPECT_EQ(error_of([&] { load(module, path, ninth); }), expected);
+  EXPECT_EQ(error_of([&] { load(path, 2, ninth); }), expected);
+}
+
+TEST(LayoutTest, NumbersOfHeadsThatDoNotFitTheShapesAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  save(MultiHeadAttention(MultiHeadAttentionOptions(12, 6).num_kv_heads(2)), path);
+  TensorFile file = read_safetensors(path);
+  const auto error = [&](std::optional<int64_t> heads) {
+    write_safetensors(path, file);
+    return error_of([&] { options_from_file(path, heads); }).substr(path.size() + 2);
+  };
+  file.metadata["mha.num_kv_heads"] = "3";
+  EXPECT_EQ(error(std::nullopt),
+            "num_kv_heads: expected 2 by the shapes, found 3 in the metadata");
+  MultiHeadAttention module(MultiHeadAttentionOptions(12, 6).num_kv_heads(2));
+  EXPECT_EQ(error_of([&] { load(module, path); }),
+            path +
+                ": the native layer at prefix '' does not fit:\n"
+                "  num_kv_heads: expected 2, found 3 in the metadata");
+  file.metadata["mha.num_kv_heads"] = "two";
+  EXPECT_EQ(error(std::nullopt),
+            "metadata 'mha.num_kv_heads': expected a whole number above 0, found 'two'");
+  file.metadata.clear();
+  EXPECT_EQ(error(2),
+            "num_heads: expected one that makes whole groups of the heads in 4 of 12 "
+            "columns of keys, found 2");
+  write_safetensors(path, file);
+  EXPECT_EQ(options_from_file(path, 3).num_kv_heads(), 1);
+  EXPECT_EQ(options_from_file(path, 6).num_kv_heads(), 2);
+}
+
+TEST(ConvertDtypeTest, AFileOfAnotherDtypeIsConvertedOnlyWhenAsked) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  const at::ScalarType dtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+  for (const at::ScalarType from : dtypes) {
+    const MultiHeadAttention saved(MultiHeadAttentionOptions(8, 2).dtype(from));
+    save(saved, path);
+    for (const at::ScalarType to : dtypes) {
+      MultiHeadAttention module(MultiHeadAttentionOptions(8, 2).dtype(to));
+      const Tensors before = parameters_of(*module);
+      if (from != to) {
+        const std::string error = error_of([&] { load(module, path); });
+        EXPECT_NE(error.find(", which convert_dtype(true) would convert"), std::string::npos)
+            << error;
+        EXPECT_TRUE(are_bit_equal(parameters_of(*module), before));
+      }
+      load(module, path, WeightFileOptions().convert_dtype(true));
+      for (const auto& [name, tensor] : parameters_of(*saved)) {
+        EXPECT_TRUE(is_bit_equal(parameters_of(*module).at(name), tensor.to(to))) << name;
+      }
+    }
+  }
+}
+
+TEST(ConvertDtypeTest, OnlyFloatingNumbersAreConverted) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  MultiHeadAttention module(4, 2);
+  save(module, path);
+  TensorFile file = read_safetensors(path);
+  file.tensors["W_q.bias"] = torch::zeros({4}, at::kLong);
+  file.tensors["W_k.bias"] = torch::zeros({4}, at::kHalf);
+  write_safetensors(path, file);
+  EXPECT_EQ(error_of([&] { load(module, path, WeightFileOptions().convert_dtype(true)); }),
+            path +
+                ": the native layer at prefix '' does not fit:\n"
+                "  dtype of 'W_q.bias': expected F32, found I64");
+}
+
+}  // namespace
+}  // namespace mha
