@@ -124,7 +124,8 @@ double blas_tolerance(const at::Tensor& expected) {
       size.masked_fill(size.isfinite().logical_not(), 0).max().item<double>();
   const auto dtype = expected.scalar_type();
   const auto summed = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const double rounded = summed == dtype ? 0 : 8 * unit_roundoff(dtype) * largest;
+  const double rounded =
+      summed == dtype ? 0 : 8 * unit_roundoff(dtype) * std::max(1.0 / 16, largest);
   return 256 * unit_roundoff(summed) * std::max(1.0, largest) + rounded;
 }
 

@@ -61,8 +61,8 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected);
 /// order of sums depends on the CPU, the threads, the shapes and where the numbers lie in
 /// memory. A chain of a few sums of some hundred terms of order 1 and of either sign comes to a
 /// few dozen roundings of such a term or of the largest sum, and a softmax over scores of up to
-/// 10 to a few times that; a half type is rounded after each layer, of which there are four,
-/// and may fall to the other side.
+/// 10 to a few times that. A half type is rounded after each layer, of which there are four, and
+/// may fall to the other side, also where terms of a sixteenth come to nothing.
 double blas_tolerance(const at::Tensor& expected);
 
 /// Whether two calls that mean the same gave the same: bit-equal where the kernels computed
