@@ -57,6 +57,7 @@ at::Tensor shared_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward a
   const int64_t planes = sizes[0] * sizes[1];
   sizes.insert(sizes.begin(), chunks);
   const auto sums = at::zeros(sizes, at::kFloat);
+  if (tiles == 0 || sums.numel() == 0) return sums.sum(0);  // no place to point at
   run_tasks(planes * chunks, kernels.backward_scratch(args), [&](int64_t i, float* scratch) {
     const int64_t plane = i / chunks, chunk = i % chunks;
     auto part = args;
