@@ -74,17 +74,24 @@ struct KernelDropout {
   float factor = 1;
 };
 
-/// Attention forward. `decode` reads keys and values of every storage type, `forward` reads
-/// float32, and bfloat16 where `can_dot` says so.
-struct AttentionForward {
-  int64_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
-  float scale;
+/// What the scores of a call are made of, but for the keys: those differ in what they are
+/// stored as. `keys` counts the extra keys after those that the mask speaks of.
+struct ScoreArgs {
+  int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0;
+  float scale = 1;
   /// Scores become softcap * tanh(score / softcap) before terms are added. 0: they stay.
   float softcap = 0;
+  Rows<const float> query;
+  KernelMask mask{};
+};
+
+/// Attention forward. `decode` reads keys and values of every storage type, `forward` reads
+/// float32, and bfloat16 where `can_dot` says so.
+struct AttentionForward : ScoreArgs {
+  int64_t value_dim = 0;
   /// (heads): one more score of each row, which takes weight and has no value. Null: none.
   const float* sinks = nullptr;
-  Rows<const float> query;
-  /// What it was before it was widened: only then may products round it to bfloat16.
+  /// What `query` was before it was widened: only then may products round it to bfloat16.
   bool query_is_bfloat16 = false;
   Storage storage = Storage::float32;
   StoredRows key, value;
@@ -101,18 +108,14 @@ struct AttentionForward {
   /// Null: not wanted.
   Rows<float> weights;
   bool averaged = false, weights_after_dropout = false;
-  KernelMask mask;
   KernelDropout dropout;
 };
 
 /// Gradients of attention over float32.
-struct AttentionBackward {
-  int64_t batch, heads, kv_heads, queries, keys;
-  int64_t head_dim, value_dim;  // multiples of 16
-  float scale;
-  float softcap = 0;  // as in the forward
-  Rows<const float> query, key, value, output, grad_output;
-  const float *row_maximum, *row_factor;  // as the forward left them
+struct AttentionBackward : ScoreArgs {
+  int64_t value_dim = 0;  // as head_dim, a multiple of 16
+  Rows<const float> key, value, output, grad_output;
+  const float *row_maximum = nullptr, *row_factor = nullptr;  // as the forward left them
   Rows<float> grad_query, grad_key, grad_value;
   /// Each key/value head is split into so many chunks of keys, as `backward_chunks` says. With
   /// more than one, a chunk's share of grad_query is the contiguous (N, H, L, D) at
@@ -122,7 +125,6 @@ struct AttentionBackward {
   /// Of the terms that the mask adds, at data[n][h][query][key], zeros before; stride 0 where
   /// samples or heads share the terms. For `backward_added`.
   Rows<float> grad_added;
-  KernelMask mask;
   KernelDropout dropout;
 };
 
@@ -170,13 +172,9 @@ struct NormArgs {
 };
 
 /// Weights of attention over float32 that are rebuilt where they are wanted.
-struct MapSource {
-  int64_t batch, heads, kv_heads, queries, keys, head_dim;
-  float scale;
-  float softcap = 0;  // as in the forward
-  Rows<const float> query, key;
+struct MapSource : ScoreArgs {
+  Rows<const float> key;
   Rows<const float> row_maximum, row_factor;  // as the forward left them, at data[n][h][query]
-  KernelMask mask;
 };
 
 /// The weights, at data[n][h][query][key], or averaged over the heads at data[n][query][key].
