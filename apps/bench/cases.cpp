@@ -19,6 +19,9 @@ constexpr Shape kLong = {1, 8192, 1024, 16};
 constexpr Shape kDecoding = {1, 4096, 4096, 32};
 constexpr Shape kDecodingBatch = {8, 4096, 4096, 32};
 constexpr Shape kPrefill = {1, 2048, 4096, 32};
+// The cross-attention of small and large speech models over half a minute.
+constexpr Shape kSpeech = {1, 1500, 512, 8};
+constexpr Shape kLargeSpeech = {1, 1500, 1280, 20};
 
 const char* text(Kind kind) {
   switch (kind) {
@@ -40,6 +43,8 @@ const char* text(Kind kind) {
       return "module_train";
     case Kind::decode:
       return "decode";
+    case Kind::cross_decode:
+      return "cross_decode";
   }
   TORCH_INTERNAL_ASSERT(false, "no such kind: ", static_cast<int>(kind));
 }
@@ -99,19 +104,27 @@ double useful_flops(const Case& what) {
       return 3 * projections + 7 * product;
     case Kind::decode:
       return 2 * product / keys;
+    case Kind::cross_decode:
+      return (projections / 2 + 2 * product) / keys;
   }
   TORCH_INTERNAL_ASSERT(false, "no such kind: ", static_cast<int>(what.kind));
 }
 
-double cache_bytes(const Case& what) {
+bool is_decoding(Kind kind) {
+  return kind == Kind::decode || kind == Kind::cross_decode;
+}
+
+double bytes_read(const Case& what) {
   const auto [batch, length, d_model, heads] = what.shape;
-  return 2.0 * static_cast<double>(batch * length * d_model / what.heads_per_kv_head) *
+  const int64_t cache = 2 * batch * length * d_model / what.heads_per_kv_head;
+  const int64_t weights = what.kind == Kind::cross_decode ? 2 * d_model * d_model : 0;
+  return static_cast<double>(cache + weights) *
          static_cast<double>(c10::elementSize(what.dtype));
 }
 
 double map_bytes(const Case& what) {
   const auto [batch, length, d_model, heads] = what.shape;
-  const int64_t queries = what.kind == Kind::decode ? 1 : length;
+  const int64_t queries = is_decoding(what.kind) ? 1 : length;
   return static_cast<double>(batch * heads * queries * length) *
          static_cast<double>(c10::elementSize(what.dtype));
 }
@@ -122,6 +135,7 @@ std::vector<Case> short_cases() {
     for (const Shape& shape : kShapes) cases.push_back({kind, shape});
   }
   cases.push_back({Kind::decode, kDecoding});
+  cases.push_back({Kind::cross_decode, kSpeech});
   return cases;
 }
 
@@ -139,6 +153,9 @@ std::vector<Case> all_cases() {
   for (const Shape& shape : {Shape{4, 4096, 512, 8}, Shape{1, 4096, 768, 12},
                              Shape{8, 4096, 768, 12}, Shape{1, 4096, 1024, 16}}) {
     cases.push_back({Kind::decode, shape});
+  }
+  for (const Shape& shape : {kSpeech, kLargeSpeech}) {
+    cases.push_back({Kind::cross_decode, shape});
   }
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const int64_t heads_per_kv_head : {1, 4}) {

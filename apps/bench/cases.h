@@ -20,6 +20,7 @@ enum class Kind {
   module_weights,         ///< the module with the weights of every head
   module_train,           ///< forward and backward, gradients of input and parameters
   decode,                 ///< the function, one query over T keys
+  cross_decode,           ///< the module, one query over T keys projected once (`project_keys`)
 };
 
 /// Keys that a query of `core_forward_window` sees, itself included.
@@ -48,8 +49,12 @@ std::string name_of(const Case& what);
 /// without (the scores again, and the gradients of weights, value, query and key).
 double useful_flops(const Case& what);
 
-/// Bytes of keys and values, which `decode` must read from memory.
-double cache_bytes(const Case& what);
+/// Whether a case has one query, so that it takes as long as what it reads: keys and values,
+/// and in a module W_q and W_o.
+bool is_decoding(Kind kind);
+
+/// Bytes that a decoding case reads.
+double bytes_read(const Case& what);
 
 /// Bytes of one head-by-query-by-key map, if there were one in memory.
 double map_bytes(const Case& what);

@@ -61,19 +61,15 @@ class LimitBeside {
   std::vector<double> limits_;
 };
 
-bool is_bound_by_memory(const Case& what) {
-  return what.kind == Kind::decode;
-}
-
 }  // namespace
 
 double limit_of(const Case& what) {
   const int threads = at::get_num_threads();
-  return is_bound_by_memory(what) ? read_bandwidth(threads) : fma_peak(threads);
+  return is_decoding(what.kind) ? read_bandwidth(threads) : fma_peak(threads);
 }
 
 double share_of_limit(const Case& what, double seconds, double limit) {
-  return (is_bound_by_memory(what) ? cache_bytes(what) : useful_flops(what)) / seconds / limit;
+  return (is_decoding(what.kind) ? bytes_read(what) : useful_flops(what)) / seconds / limit;
 }
 
 Measurement measure(const Case& what, double seconds) {

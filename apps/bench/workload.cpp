@@ -128,6 +128,45 @@ Computation batch_first(Computation computation) {
   return computation;
 }
 
+at::Tensor split(const at::Tensor& tokens, int64_t heads) {
+  return tokens.unflatten(-1, {heads, -1}).transpose(1, 2);
+}
+
+at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& tokens) {
+  return at::linear(tokens, linear->weight, linear->bias);
+}
+
+/// One query over a memory that was projected once; the built-in projects it each time.
+Workload memory_workload(const Case& what) {
+  const auto [batch, length, d_model, heads] = what.shape;
+  const auto options = at::TensorOptions().dtype(what.dtype);
+  MultiHeadAttention module(MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype));
+  torch::nn::MultiheadAttention builtin = to_torch(module);
+  module->eval();
+  builtin->eval();
+  const at::Tensor x = at::randn({batch, 1, d_model}, options);
+  const at::Tensor tokens = at::randn({batch, length, d_model}, options);
+  const c10::NoGradGuard no_grad;
+  const KVCache memory = module->project_keys(tokens);
+  const at::Tensor k = split(project(module->W_k, tokens), heads).contiguous();
+  const at::Tensor v = split(project(module->W_v, tokens), heads).contiguous();
+
+  Workload workload;
+  const auto call = CallOptions().memory(memory).weights(Weights::none);
+  workload.ours =
+      forward([module, x, call]() mutable { return module->attend(x, call).output; });
+  workload.sdpa = forward([module, x, k, v, h = heads] {
+    const at::Tensor attended = torch_sdpa(split(project(module->W_q, x), h), k, v, false);
+    return project(module->W_o, attended.transpose(1, 2).flatten(2));
+  });
+  const at::Tensor query = x.transpose(0, 1).contiguous();
+  const at::Tensor keys = tokens.transpose(0, 1).contiguous();
+  workload.builtin = batch_first(forward([builtin, query, keys]() mutable {
+    return std::get<0>(builtin->forward(query, keys, keys, {}, /*need_weights=*/false));
+  }));
+  return workload;
+}
+
 Workload module_workload(const Case& what) {
   const auto [batch, length, d_model, heads] = what.shape;
   const auto options = at::TensorOptions().dtype(what.dtype);
@@ -150,15 +189,9 @@ Workload module_workload(const Case& what) {
                                         /*need_weights=*/false, added));
   };
   const auto layer = [module, x, causal, h = heads] {
-    const auto split = [h](const at::Tensor& tensor) {
-      return tensor.unflatten(-1, {h, -1}).transpose(1, 2);
-    };
-    const auto project = [](const torch::nn::Linear& linear, const at::Tensor& input) {
-      return at::linear(input, linear->weight, linear->bias);
-    };
     const at::Tensor attended =
-        torch_sdpa(split(project(module->W_q, x)), split(project(module->W_k, x)),
-                   split(project(module->W_v, x)), causal);
+        torch_sdpa(split(project(module->W_q, x), h), split(project(module->W_k, x), h),
+                   split(project(module->W_v, x), h), causal);
     return project(module->W_o, attended.transpose(1, 2).flatten(2));
   };
 
@@ -232,8 +265,9 @@ const Computation* Workload::side(Side side) const {
 
 Workload make_workload(const Case& what) {
   at::manual_seed(0);
-  const Workload workload =
-      computes(Side::builtin, what.kind) ? module_workload(what) : core_workload(what);
+  const Workload workload = what.kind == Kind::cross_decode      ? memory_workload(what)
+                            : computes(Side::builtin, what.kind) ? module_workload(what)
+                                                                 : core_workload(what);
   for (const Side side : kSides) {
     TORCH_INTERNAL_ASSERT((workload.side(side) != nullptr) == computes(side, what.kind));
   }

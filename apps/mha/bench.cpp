@@ -96,7 +96,7 @@ ordered_json machine_json() {
 ordered_json result_json(const Case& what, const Measurement& times) {
   const double seconds = times.ours.median_ms / 1e3;
   const double limit = times.limit;
-  const bool from_memory = what.kind == bench::Kind::decode;
+  const bool from_memory = bench::is_decoding(what.kind);
   const auto ratio = [&](const std::optional<bench::Timing>& peer) {
     return peer ? rounded(peer->median_ms / times.ours.median_ms) : ordered_json();
   };
