@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "attention/kernel_attention.h"
+#include "attention/kernel_call.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
 #include "validators.h"
@@ -116,14 +116,13 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
     const std::vector<int64_t> query = {batch_, heads_, queries_, head_dim_};
     const std::vector<int64_t> key = {batch_, kv_heads, keys, head_dim_};
     const Weights weights = kWeights.at(weights_);
-    const double scale = 1 / std::sqrt(static_cast<double>(head_dim_));
-    detail::AttentionCall call{{scale}, 0, 0, weights, false};
-    call.query_is_bfloat16 = dtype == at::kBFloat16;
+    detail::AttentionCall call{{detail::default_scale(head_dim_)}, weights};
+    if (gradient_) call.statistics = detail::Statistics::needed;
     const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
-    // With a gradient, keys and values are widened by a copy that autograd sees.
+    // With a gradient, all are widened by a copy that autograd sees.
     const auto stored = sized(key, gradient_ ? at::kFloat : dtype);
-    const auto kernel = detail::choose_forward_kernel(sized(query, at::kFloat), stored, stored,
-                                                      mask, call, gradient_);
+    const auto kernel = detail::choose_forward_kernel(sized(query, stored.scalar_type()),
+                                                      stored, stored, mask, call);
     lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));
   }
   lines["projections"] = path_text(detail::choose_projection_path(device, dtype, gradient_),

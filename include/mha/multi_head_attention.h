@@ -218,11 +218,6 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   at::Tensor bias_k, bias_v, sinks, q_norm, k_norm, q_norm_bias, k_norm_bias;
 
  private:
-  // `attend`; the map too if `map` is given.
-  AttentionOutput attend_and_map(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value, const CallOptions& call,
-                                 std::shared_ptr<const detail::MapState>* map);
-
   // The projections' weights as the CPU kernels want them; noticed when they change. Also
   // tells this layer's caches from another's.
   std::shared_ptr<detail::PackedWeights> packed_weights_;

@@ -5,14 +5,9 @@
 #include <cstdint>
 
 #include "mask/resolved_mask.h"
+#include "runtime/recycled.h"
 
 namespace mha::detail {
-
-/// What a forward knows of each row, (N, H, L) float32 each:
-/// weight = 4^(score * log4(e) - maximum) * factor, with a factor of 0 where nothing is seen.
-struct RowStatistics {
-  at::Tensor maximum, factor;
-};
 
 /// Whether a number is a soft cap, and which ones are: within float32's range with room, since
 /// scores are divided by it and multiplied by it.
@@ -34,27 +29,47 @@ double default_scale(int64_t head_dim);
 /// What the options of heads of this size say of scores.
 Scoring scoring_of(const AttentionOptions& options, int64_t head_dim);
 
-/// The options of one call with every default resolved and the random seed drawn.
+/// Whether a call leaves `RowStatistics` beside its results.
+enum class Statistics {
+  unwanted,
+  if_formed,  ///< where the forward forms them anyway
+  needed,     ///< by a backward, which repeats the sums of this forward
+};
+
+/// The options of one call with every default resolved, and what its caller does with the
+/// results.
 struct AttentionCall {
   Scoring scoring;
-  double dropout;
-  uint64_t dropout_seed;  // of the CPU's counter-based generator; other devices draw their own
-  Weights weights;
-  bool weights_after_dropout;
-  bool query_is_bfloat16 = false;           // before it was widened to float32
-  bool output_is_passing = false;           // the caller drops the output before it returns
-  RowStatistics* row_statistics = nullptr;  // filled in by kernels that form them anyway
+  Weights weights = Weights::none;
+  bool weights_after_dropout = false;
+  double dropout = 0;
+  uint64_t dropout_seed =
+      0;  // of the CPU's counter-based generator; other devices draw their own
+  Lifetime output = Lifetime::kept;
+  Statistics statistics = Statistics::unwanted;
+};
+
+/// The call that `options` ask for with this query (N, H, L, D). Draws the random seed.
+AttentionCall call_of(const AttentionOptions& options, const at::Tensor& query);
+
+/// What a forward knows of each row, (N, H, L) float32 each:
+/// weight = 4^(score * log4(e) - maximum) * factor, with a factor of 0 where nothing is seen.
+struct RowStatistics {
+  at::Tensor maximum, factor;
+};
+
+struct AttentionResult {
+  at::Tensor output;         ///< (N, H, L, Dv)
+  at::Tensor weights;        ///< (N, H, L, S) or (N, L, S); undefined: unwanted
+  RowStatistics statistics;  ///< undefined: unwanted, or not formed
 };
 
 /// The one place that chooses how attention is computed.
 ///
 /// query (N, H, L, D), key (N, Hk, S, D), value (N, Hk, S, Dv), S including the mask's extra
-/// keys; output (N, H, L, Dv), weights as `options` says. All checked by the caller, who says
-/// whether the output ends before its own call does. `row_statistics`, if given, is filled in
-/// where the computation forms them anyway.
-AttentionOutput attention(const at::Tensor& query, const at::Tensor& key,
+/// keys. All checked by the caller.
+AttentionResult attention(const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, const ResolvedMask& mask,
-                          const AttentionOptions& options, bool output_is_passing = false,
-                          RowStatistics* row_statistics = nullptr);
+                          const AttentionCall& call);
 
 }  // namespace mha::detail

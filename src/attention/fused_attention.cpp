@@ -11,6 +11,7 @@
 #include "attention/sink_gradient.h"
 #include "runtime/attention_path.h"
 #include "runtime/given_tensor.h"
+#include "runtime/wants_gradient.h"
 
 namespace mha::detail {
 namespace {
@@ -26,7 +27,7 @@ struct Settings : torch::CustomClassHolder {
 
 // Gradients of the plain path: they have gradients themselves, and flow from the weights as
 // well. `given` are query, key, value, the terms that the mask adds and the sinks, if any.
-variable_list plain_gradients(const variable_list& given, const variable_list& grad_outputs,
+variable_list plain_gradients(const variable_list& given, const variable_list& grad_results,
                               ResolvedMask mask, AttentionCall call) {
   const bool create_graph = at::GradMode::is_enabled();
   at::AutoGradMode enable_grad(true);
@@ -37,24 +38,24 @@ variable_list plain_gradients(const variable_list& given, const variable_list& g
   }
   if (call.scoring.sinks.defined()) call.scoring.sinks = *next++;
   const auto result = plain_attention(inputs[0], inputs[1], inputs[2], mask, call);
-  return gradients({result.output, result.weights}, grad_outputs, inputs, create_graph);
+  return gradients({result.output, result.weights}, grad_results, inputs, create_graph);
 }
 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
-  // Gives (output), or (output, weights) if weights are wanted. `added` are the mask's terms,
-  // and `sinks` the call's, if any, since only arguments get gradients.
+  // Gives output, the rows' maximum and factor, and weights if wanted. `added` are the mask's
+  // terms, and `sinks` the call's, if any, since only arguments get gradients.
   static variable_list forward(AutogradContext* context, const at::Tensor& query,
                                const at::Tensor& key, const at::Tensor& value,
                                at::TensorList /*added*/, at::TensorList sinks,
                                const ResolvedMask& mask, const AttentionCall& call) {
-    const auto result = kernel_attention(query, key, value, mask, call, true);
+    const auto result = kernel_attention(query, key, value, mask, call);
+    const auto& [maximum, factor] = result.statistics;
+    context->mark_non_differentiable({maximum, factor});
     auto settings = c10::make_intrusive<Settings>();
     settings->mask = mask;
     settings->call = call;
-    settings->call.row_statistics = nullptr;
-    variable_list saved{
-        query, key, value, result.output, result.row_maximum, result.row_factor};
+    variable_list saved{query, key, value, result.output, maximum, factor};
     for (auto* list : tensor_lists(settings->mask)) {
       saved.insert(saved.end(), list->begin(), list->end());
     }
@@ -62,8 +63,9 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     context->save_for_backward(std::move(saved));
     context->saved_data["settings"] = c10::IValue::make_capsule(std::move(settings));
     context->set_materialize_grads(false);
-    if (!result.weights.defined()) return {result.output};
-    return {result.output, result.weights};
+    variable_list results{result.output, maximum, factor};
+    if (result.weights.defined()) results.push_back(result.weights);
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grad_outputs) {
@@ -81,20 +83,20 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     const auto added = added_terms(mask);
     const auto &q = saved[0], &k = saved[1], &v = saved[2];
     const auto grad_output = without_lazy_bits(grad_outputs[0]);
-    const bool from_weights = grad_outputs.size() > 1 && grad_outputs[1].defined();
+    const auto grad_weights = grad_outputs.size() > 3 ? grad_outputs[3] : at::Tensor();
     const bool is_memory = !grad_output.defined() || !grad_output._is_zerotensor();
     TORCH_CHECK(
         is_tracing() || !is_followed(grad_outputs),
         "scaled_dot_product_attention: gradient: expected an upstream gradient without a "
         "forward-mode derivative, which LibTorch's softmax cannot pass on, found one with");
     variable_list grads(3);
-    if (at::GradMode::is_enabled() || from_weights || is_tracing() || !is_memory) {
+    if (at::GradMode::is_enabled() || grad_weights.defined() || is_tracing() || !is_memory) {
       variable_list inputs{q, k, v};
       inputs.insert(inputs.end(), added.begin(), added.end());
       if (sinks.defined()) inputs.push_back(sinks);
-      grads = plain_gradients(inputs, grad_outputs, mask, call);
+      grads = plain_gradients(inputs, {grad_outputs[0], grad_weights}, mask, call);
     } else if (grad_output.defined()) {
-      const KernelResult result{saved[3], {}, saved[4], saved[5], true};
+      const KernelResult result{{saved[3], {}, {saved[4], saved[5]}}};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);
       if (sinks.requires_grad()) {
         grads.push_back(sink_gradient(q, k, result, grad_output, mask, call));
@@ -106,33 +108,34 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
   }
 };
 
+// The half types are for storage, and all sums are float32.
+AttentionResult recorded(const at::Tensor& query, const at::Tensor& key,
+                         const at::Tensor& value, const ResolvedMask& mask,
+                         AttentionCall call) {
+  call.output = Lifetime::kept;  // by the node
+  call.statistics = Statistics::needed;
+  variable_list sinks;
+  if (call.scoring.sinks.defined()) sinks.push_back(call.scoring.sinks.to(at::kFloat));
+  const auto added = added_terms(mask);
+  const auto results =
+      FusedAttention::apply(query.to(at::kFloat), key.to(at::kFloat), value.to(at::kFloat),
+                            at::TensorList(added), at::TensorList(sinks), mask, call);
+  return {results[0], results.size() > 3 ? results[3] : at::Tensor(), {results[1], results[2]}};
+}
+
 }  // namespace
 
-AttentionOutput fused_attention(const at::Tensor& query, const at::Tensor& key,
+AttentionResult fused_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call) {
+  const bool records = wants_gradient(query, key, value, call.scoring.sinks) ||
+                       (at::GradMode::is_enabled() && any_requires_grad(added_terms(mask)));
+  AttentionResult result = records ? recorded(query, key, value, mask, call)
+                                   : kernel_attention(query, key, value, mask, call);
   const auto dtype = query.scalar_type();
-  const auto narrow = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.to(dtype) : tensor;
-  };
-  const auto added = added_terms(mask);
-  const auto& given_sinks = call.scoring.sinks;
-  const bool records = at::GradMode::is_enabled() &&
-                       (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
-                        any_wants_gradient(added) || given_sinks.requires_grad());
-  // The half types are for storage, and all sums are float32.
-  if (records) {
-    variable_list sinks;
-    if (given_sinks.defined()) sinks.push_back(given_sinks.to(at::kFloat));
-    const auto results =
-        FusedAttention::apply(query.to(at::kFloat), key.to(at::kFloat), value.to(at::kFloat),
-                              at::TensorList(added), at::TensorList(sinks), mask, call);
-    return {narrow(results[0]), results.size() > 1 ? narrow(results[1]) : at::Tensor()};
-  }
-  AttentionCall widened = call;
-  widened.query_is_bfloat16 = dtype == at::kBFloat16;
-  const auto result = kernel_attention(query.to(at::kFloat), key, value, mask, widened, false);
-  return {narrow(result.output), narrow(result.weights)};
+  result.output = result.output.to(dtype);
+  if (result.weights.defined()) result.weights = result.weights.to(dtype);
+  return result;
 }
 
 }  // namespace mha::detail

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "attention/kernel_attention.h"
 #include "runtime/kernel_rows.h"
 #include "runtime/run_tasks.h"
+#include "runtime/wants_gradient.h"
 
 namespace mha::detail {
 namespace {
@@ -77,7 +77,7 @@ std::vector<at::Tensor> mask_gradients(const cpu::Kernels& kernels, cpu::Attenti
   std::vector<at::Tensor> gradients;
   for (const auto* list : added_lists(mask)) {
     at::Tensor sum;
-    if (any_wants_gradient(*list)) {
+    if (any_requires_grad(*list)) {
       sum = list == &mask.add ? pair_gradient(kernels, args, *list)
                               : shared_gradient(kernels, args, *list, list == &mask.relative);
     }

@@ -269,7 +269,7 @@ MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
 
 }  // namespace
 
-AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
+AttentionResult plain_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call) {
   // The precision is chosen here; autocast must not lower it again.
@@ -286,13 +286,13 @@ AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
   const auto& returned = call.weights_after_dropout ? used : weights;
   switch (call.weights) {
     case Weights::none:
-      return {output.to(result_dtype), {}};
+      return {output.to(result_dtype), {}, {}};
     case Weights::averaged:
-      return {output.to(result_dtype), returned.mean(1).to(result_dtype)};
+      return {output.to(result_dtype), returned.mean(1).to(result_dtype), {}};
     case Weights::per_head:
       break;
   }
-  return {output.to(result_dtype), returned.to(result_dtype)};
+  return {output.to(result_dtype), returned.to(result_dtype), {}};
 }
 
 at::Tensor plain_scores(const at::Tensor& query, const at::Tensor& key,

@@ -8,9 +8,8 @@ namespace mha::detail {
 /// gradients of every order. It holds the whole (N, H, L, S) map. It is the fallback of the
 /// fused paths and the oracle they are tested against.
 ///
-/// query (N, H, L, D), key (N, Hk, S, D), value (N, Hk, S, Dv), S including the mask's extra
-/// keys; output (N, H, L, Dv), weights (N, H, L, S) or (N, L, S). All checked by the caller.
-AttentionOutput plain_attention(const at::Tensor& query, const at::Tensor& key,
+/// Arguments and results are those of `attention`; it forms no statistics.
+AttentionResult plain_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call);
 

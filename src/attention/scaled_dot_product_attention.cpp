@@ -22,11 +22,11 @@ std::ostream& operator<<(std::ostream& stream, Weights weights) {
 AttentionOutput scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
                                              const at::Tensor& value, const Mask& mask,
                                              const AttentionOptions& options) {
-  const auto call = detail::split_heads(query, key, value, mask, options);
-  const auto result =
-      detail::attention(call.query, call.key, call.value, call.mask, call.options);
-  return {detail::with_leading(result.output, call.leading),
-          detail::with_leading(result.weights, call.leading)};
+  const auto heads = detail::split_heads(query, key, value, mask, options);
+  const auto result = detail::attention(heads.query, heads.key, heads.value, heads.mask,
+                                        detail::call_of(heads.options, heads.query));
+  return {detail::with_leading(result.output, heads.leading),
+          detail::with_leading(result.weights, heads.leading)};
 }
 
 }  // namespace mha

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "attention/kernel_attention.h"
 #include "attention/non_finite.h"
 #include "runtime/finite.h"
 
@@ -25,7 +26,8 @@ at::Tensor sink_gradient(const at::Tensor& query, const at::Tensor& key,
   const auto score = (sinks.masked_fill(sinks.isnan(), 0) * log4e)
                          .clamp(-highest, highest)
                          .reshape({1, -1, 1});
-  const auto weight = at::exp2(2 * (score - result.row_maximum)) * result.row_factor;
+  const auto weight =
+      at::exp2(2 * (score - result.statistics.maximum)) * result.statistics.factor;
   auto delta = (grad_output * result.output).sum(-1);
   if (!mask.allows_everything() && may_be_non_finite(grad_output)) {
     // Rows that see nothing are those whose factor is 0 without a sink.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "attention/kernel_attention.h"
+#include "attention/kernel_call.h"
 
 namespace mha::detail {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "attention/attention.h"
 #include "runtime/enum_check.h"
 #include "runtime/given_tensor.h"
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "mask/kernel_mask.h"
+#include "attention/packed_scores.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/huge_pages.h"
 #include "runtime/kernel_rows.h"
@@ -23,26 +23,14 @@ constexpr double ln4 = 1.38629436111989062;
 // A view in the form the kernels read, and the memory that it points to.
 struct PackedSource {
   explicit PackedSource(const MapView& view)
-      : query(kernel_view(view.query)),
-        key(kernel_view(view.key)),
-        mask(pack_mask(view.mask, cpu_kernels())) {
-    source.batch = query.size(0);
-    source.heads = query.size(1);
-    source.kv_heads = key.size(1);
-    source.queries = query.size(2);
-    source.keys = key.size(2);
-    source.head_dim = query.size(3);
-    source.scale = static_cast<float>(view.scoring.scale);
-    source.softcap = static_cast<float>(view.scoring.softcap);
-    source.query = kernel_rows<const float>(query);
-    source.key = kernel_rows<const float>(key);
+      : scores(pack_scores(view.query, view.key, view.mask, view.scoring, cpu_kernels())) {
+    static_cast<cpu::ScoreArgs&>(source) = scores.args;
+    source.key = kernel_rows<const float>(scores.key);
     source.row_maximum = kernel_rows<const float>(view.statistics.maximum);
     source.row_factor = kernel_rows<const float>(view.statistics.factor);
-    source.mask = mask.mask;
   }
 
-  at::Tensor query, key;
-  PackedMask mask;
+  PackedScores scores;
   cpu::MapSource source{};
 };
 
@@ -94,7 +82,7 @@ at::Tensor fused_mean(const MapView& view) {
   return mean;
 }
 
-FusedSummary fused_summary(const MapView& view) {
+SummaryParts fused_summary(const MapView& view) {
   const PackedSource packed(view);
   const auto& s = packed.source;
   const auto chunks = query_chunks(s);

@@ -13,11 +13,7 @@ at::Tensor fused_weights(const MapView& view);      ///< (N, H, L, S)
 at::Tensor fused_mean(const MapView& view);         ///< (N, L, S)
 at::Tensor fused_log_sum_exp(const MapView& view);  ///< (N, H, L)
 
-/// As `PlainSummary`, of all rows.
-struct FusedSummary {
-  at::Tensor entropy, distance, placed, received;
-};
-FusedSummary fused_summary(const MapView& view);
+SummaryParts fused_summary(const MapView& view);
 
 TopKeys fused_top(const MapView& view, int64_t count);
 

@@ -12,6 +12,7 @@
 
 #include "attention/gradients.h"
 #include "runtime/attention_path.h"
+#include "runtime/wants_gradient.h"
 
 namespace mha::detail {
 namespace {
@@ -205,10 +206,7 @@ class MapFunction : public torch::autograd::Function<MapFunction> {
 }  // namespace
 
 bool wants_gradient(const MapView& view) {
-  const auto inputs = inputs_of(view);
-  return at::GradMode::is_enabled() &&
-         std::any_of(inputs.begin(), inputs.end(),
-                     [](const at::Tensor& input) { return input.requires_grad(); });
+  return at::GradMode::is_enabled() && any_requires_grad(inputs_of(view));
 }
 
 std::vector<at::Tensor> apply(const MapMethod& method, const MapView& view) {

@@ -22,6 +22,13 @@ struct MapView {
   bool is_fused() const { return statistics.maximum.defined(); }
 };
 
+/// What one walk over the weights of a view says: per row, (N, H, rows) each, the entropy and
+/// over the given keys the sums of weight * distance and of weight; and per key, (N, H, S), the
+/// sum over the rows.
+struct SummaryParts {
+  at::Tensor entropy, distance, placed, received;
+};
+
 /// The parts of a view. A part of the keys keeps the statistics of whole rows, so only a fused
 /// view has one.
 MapView select_head(const MapView& view, int64_t head);

@@ -34,7 +34,7 @@ at::Tensor row_entropy(const at::Tensor& weights) {
 }  // namespace
 
 at::Tensor plain_weights(const MapView& view) {
-  const AttentionCall call{view.scoring, 0, 0, Weights::per_head, false};
+  const AttentionCall call{view.scoring, Weights::per_head};
   // Any values will do for an output that is not wanted.
   return plain_attention(view.query, view.key, view.key.narrow(3, 0, 1), view.mask, call)
       .weights;
@@ -50,7 +50,7 @@ at::Tensor plain_log_sum_exp(const MapView& view) {
   return sinks.defined() ? at::logaddexp(of_keys, sinks.squeeze(-1)) : of_keys;
 }
 
-PlainSummary plain_summary(const MapView& view, const at::Tensor& positions) {
+SummaryParts plain_summary(const MapView& view, const at::Tensor& positions) {
   const auto weights = plain_weights(view);
   const auto query =
       positions.view({-1, 1, 1, 1}) + index_range(view, 0, weights.size(2)).unsqueeze(1);

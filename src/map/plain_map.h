@@ -13,13 +13,8 @@ namespace mha::detail {
 at::Tensor plain_weights(const MapView& view);
 at::Tensor plain_log_sum_exp(const MapView& view);  ///< (N, H, rows)
 
-/// Per row, (N, H, rows) each, the entropy and over the given keys the sums of weight *
-/// distance and of weight; and per key, (N, H, S), the sum over the rows.
-struct PlainSummary {
-  at::Tensor entropy, distance, placed, received;
-};
 /// `positions`, (N) or (1) int64, are those of the first row among the given keys.
-PlainSummary plain_summary(const MapView& view, const at::Tensor& positions);
+SummaryParts plain_summary(const MapView& view, const at::Tensor& positions);
 
 TopKeys plain_top(const MapView& view, int64_t count);
 

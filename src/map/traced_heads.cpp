@@ -15,16 +15,15 @@ TracedAttention trace_scaled_dot_product_attention(const at::Tensor& query,
                                                    const at::Tensor& key,
                                                    const at::Tensor& value, const Mask& mask,
                                                    const AttentionOptions& options) {
-  const auto call = detail::split_heads(query, key, value, mask, options);
-  const auto without_weights = AttentionOptions(call.options).weights(Weights::none);
-  detail::RowStatistics statistics;
-  const auto result =
-      detail::attention(call.query, call.key, call.value, call.mask, without_weights,
-                        /*output_is_passing=*/false, &statistics);
-  auto state = std::make_shared<detail::MapState>(
-      call.query, call.key, call.mask, detail::scoring_of(call.options, call.query.size(-1)),
-      call.leading, std::move(statistics));
-  return {detail::with_leading(result.output, call.leading), AttentionMap(std::move(state))};
+  const auto heads = detail::split_heads(query, key, value, mask, options);
+  auto call = detail::call_of(heads.options, heads.query);
+  call.weights = Weights::none;
+  call.statistics = detail::Statistics::if_formed;
+  auto result = detail::attention(heads.query, heads.key, heads.value, heads.mask, call);
+  auto state =
+      std::make_shared<detail::MapState>(heads.query, heads.key, heads.mask, call.scoring,
+                                         heads.leading, std::move(result.statistics));
+  return {detail::with_leading(result.output, heads.leading), AttentionMap(std::move(state))};
 }
 
 AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
@@ -33,10 +32,10 @@ AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const
 
 AttentionMap::AttentionMap(const at::Tensor& query, const at::Tensor& key, const Mask& mask,
                            const AttentionOptions& options) {
-  const auto call = detail::split_heads(query, key, key, mask, options);
+  const auto heads = detail::split_heads(query, key, key, mask, options);
   state_ = std::make_shared<detail::MapState>(
-      call.query, call.key, call.mask, detail::scoring_of(call.options, call.query.size(-1)),
-      call.leading);
+      heads.query, heads.key, heads.mask,
+      detail::scoring_of(heads.options, heads.query.size(-1)), heads.leading);
 }
 
 }  // namespace mha

@@ -7,12 +7,23 @@
 #include <algorithm>
 #include <utility>
 
-#include "cache/kv_cache_state.h"
 #include "rotary/rotary.h"
 #include "runtime/constant.h"
 
 namespace mha::detail {
 namespace {
+
+// What the keys of a call are, for its positions.
+enum class KeyTokens {
+  queries,    // the queries' tokens
+  others,     // tokens of their own
+  projected,  // those of a memory, which are rotated already
+};
+
+KeyTokens key_tokens_of(const Tokens& tokens) {
+  if (!tokens.key.defined()) return KeyTokens::projected;
+  return tokens.key.is_same(tokens.query) ? KeyTokens::queries : KeyTokens::others;
+}
 
 // Positions from `from` to `to` beyond each sample's: (T), or (N, T) where samples differ.
 at::Tensor range(int64_t from, int64_t to, const std::vector<int64_t>& samples) {
@@ -26,12 +37,14 @@ at::Tensor range(int64_t from, int64_t to, const std::vector<int64_t>& samples) 
 // The last query stands where the last key does, the first ones of more queries than keys
 // before the first: of the keys that the call projects, or of each sample of a memory. So both
 // kinds of call agree on how far queries are from appended keys, too, which are not rotated.
-HeadPositions default_positions(const InputSizes& sizes, KeyTokens keys,
+HeadPositions default_positions(const Tokens& tokens, KeyTokens kind,
                                 const std::vector<int64_t>& first) {
-  if (keys == KeyTokens::projected) return {range(-sizes.queries, 0, first), {}};
-  auto query = range(sizes.keys - sizes.queries, sizes.keys, first);
-  if (keys == KeyTokens::queries) return {query, query};
-  return {query, range(0, sizes.keys, first)};
+  const int64_t queries = tokens.query.size(1);
+  if (kind == KeyTokens::projected) return {range(-queries, 0, first), {}};
+  const int64_t keys = tokens.key.size(1);
+  auto query = range(keys - queries, keys, first);
+  if (kind == KeyTokens::queries) return {query, query};
+  return {query, range(0, keys, first)};
 }
 
 void check_given(const CallOptions& call, KeyTokens keys) {
@@ -53,8 +66,7 @@ void check_given(const CallOptions& call, KeyTokens keys) {
 }  // namespace
 
 HeadPositions head_positions(const MultiHeadAttentionOptions& options, const CallOptions& call,
-                             const InputSizes& sizes, KeyTokens keys,
-                             const std::vector<int64_t>& first) {
+                             const Tokens& tokens, const std::vector<int64_t>& first) {
   const auto &positions = call.positions(), &key_positions = call.key_positions();
   if (!options.rotary()) {
     TORCH_CHECK(
@@ -63,12 +75,14 @@ HeadPositions head_positions(const MultiHeadAttentionOptions& options, const Cal
         positions.defined() ? "positions" : "key_positions");
     return {};
   }
-  check_given(call, keys);
-  if (!positions.defined()) return default_positions(sizes, keys, first);
-  check_positions("MultiHeadAttention: positions", positions, sizes.batch, sizes.queries);
-  if (keys == KeyTokens::queries) return {positions, positions};
-  if (keys == KeyTokens::projected) return {positions, {}};
-  check_positions("MultiHeadAttention: key_positions", key_positions, sizes.batch, sizes.keys);
+  const KeyTokens kind = key_tokens_of(tokens);
+  check_given(call, kind);
+  if (!positions.defined()) return default_positions(tokens, kind, first);
+  const int64_t n = tokens.query.size(0);
+  check_positions("MultiHeadAttention: positions", positions, n, tokens.query.size(1));
+  if (kind == KeyTokens::queries) return {positions, positions};
+  if (kind == KeyTokens::projected) return {positions, {}};
+  check_positions("MultiHeadAttention: key_positions", key_positions, n, tokens.key.size(1));
   return {positions, key_positions};
 }
 

@@ -6,39 +6,37 @@
 
 #include <vector>
 
-#include "attention/kernel_attention.h"
 #include "module/head_norm.h"
 #include "module/off_heads.h"
 #include "module/projection.h"
 #include "runtime/attention_path.h"
 #include "runtime/finite.h"
-#include "runtime/recycled.h"
 #include "runtime/uncomputed.h"
+#include "runtime/wants_gradient.h"
 
 namespace mha::detail {
 namespace {
 
-bool wants_gradient(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
-  return at::GradMode::is_enabled() && (input.requires_grad() || layer.weight.requires_grad() ||
-                                        (layer.bias.defined() && layer.bias.requires_grad()));
+bool records(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
+  return wants_gradient(input, layer.weight, layer.bias);
 }
 
 bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
   return input.numel() > 0 &&
          choose_projection_path(input.device(), layer.weight.scalar_type(),
-                                wants_gradient(input, layer),
+                                records(input, layer),
                                 is_followed({input, layer.weight, layer.bias}))
                  .path == Path::fused;
 }
 
 // Memory for (N, T + extra, H, D) in an order that suits the attention kernels: heads outside,
 // where the projection can write them so.
-template <typename Allocate>
 at::Tensor allocate_heads(const at::Tensor& tokens, int64_t h, int64_t d, int64_t extra,
-                          const Allocate& allocate) {
+                          Lifetime lifetime) {
   const int64_t n = tokens.size(0), t = tokens.size(1) + extra;
   const bool heads_outside = d % 16 == 0;
-  return heads_outside ? allocate({n, h, t, d}).transpose(1, 2) : allocate({n, t, h, d});
+  return heads_outside ? allocated({n, h, t, d}, lifetime).transpose(1, 2)
+                       : allocated({n, t, h, d}, lifetime);
 }
 
 // Without heads outside, rows of all heads are contiguous and need not be split.
@@ -74,39 +72,65 @@ at::Tensor condition(const MultiHeadAttentionImpl& module, const at::Tensor& hea
   return rows.transpose(1, 2);
 }
 
+// Of what may be absent: (N, T, H, D) as (N, H, T, D).
+at::Tensor heads_first(const at::Tensor& heads) {
+  return heads.defined() ? heads.transpose(1, 2) : heads;
+}
+
+// In float32, where what is one tensor stays one.
+Tokens widened(const Tokens& tokens) {
+  Tokens wide = tokens;
+  for (auto* each : {&wide.query, &wide.key, &wide.value}) {
+    if (each->defined()) *each = each->to(at::kFloat);
+  }
+  if (tokens.key.is_same(tokens.query)) wide.key = wide.query;
+  if (tokens.value.is_same(tokens.key)) wide.value = wide.key;
+  return wide;
+}
+
+// Into the last places of keys and values (N, S + extra, Hk, D).
+void append_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& key,
+                     const at::Tensor& value) {
+  const int64_t keys = key.size(1) - appended_keys(module.options);
+  if (module.options.add_bias_kv()) {
+    const std::vector<int64_t> token{1, key.size(2), key.size(3)};
+    key.select(1, keys).copy_(module.bias_k.view(token));
+    value.select(1, keys).copy_(module.bias_v.view(token));
+  }
+  if (module.options.add_zero_attn()) {
+    key.select(1, key.size(1) - 1).zero_();
+    value.select(1, key.size(1) - 1).zero_();
+  }
+}
+
 // By the kernels in one pass, without gradients; the appended tokens are written in place.
 Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& cache,
-                         const Tokens& tokens, bool heads_are_passing) {
-  const auto& options = module.options;
-  const int64_t extra = int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
-  const auto query = tokens.query.to(at::kFloat);
-  const auto key = tokens.key.is_same(tokens.query) ? query : tokens.key.to(at::kFloat);
-  const auto value = tokens.value.is_same(tokens.key) ? key : tokens.value.to(at::kFloat);
-  const int64_t keys = key.size(1);
-  const int64_t h = options.num_heads(), kv_heads = module.num_kv_heads(),
+                         const Tokens& tokens, Lifetime lifetime) {
+  const int64_t extra = appended_keys(module.options);
+  const int64_t h = module.options.num_heads(), kv_heads = module.num_kv_heads(),
                 d = module.head_dim();
-  // Queries and keys that are kept shall keep no more memory than their own.
-  const auto allocate = [&](at::IntArrayRef sizes) {
-    return heads_are_passing ? recycled(sizes) : uncomputed(sizes, query.options());
-  };
-  const auto q = allocate_heads(query, h, d, 0, allocate);
-  const auto k = allocate_heads(key, kv_heads, d, extra, allocate);
-  const auto v = allocate_heads(value, kv_heads, d, extra, recycled);
-  project({{query, module.W_q.get(), 0, whole_rows(q)},
-           {key, module.W_k.get(), 1, whole_rows(k.narrow(1, 0, keys))},
-           {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, keys))}},
-          cache);
-  condition_in_place(module, q, query_norm(module), tokens.positions.query);
-  condition_in_place(module, k.narrow(1, 0, keys), key_norm(module), tokens.positions.key);
-  if (options.add_bias_kv()) {
-    k.select(1, keys).copy_(module.bias_k.view({1, kv_heads, d}));
-    v.select(1, keys).copy_(module.bias_v.view({1, kv_heads, d}));
+  const auto [query, key, value, positions, off] = widened(tokens);
+  at::Tensor q, k, v, given_k;
+  std::vector<Projection> projections;
+  if (query.defined()) {
+    q = allocate_heads(query, h, d, 0, lifetime);
+    projections.push_back({query, module.W_q.get(), 0, whole_rows(q)});
   }
-  if (options.add_zero_attn()) {
-    k.select(1, keys + extra - 1).zero_();
-    v.select(1, keys + extra - 1).zero_();
+  if (key.defined()) {
+    k = allocate_heads(key, kv_heads, d, extra, lifetime);
+    v = allocate_heads(key, kv_heads, d, extra, Lifetime::passing);
+    given_k = k.narrow(1, 0, key.size(1));
+    projections.push_back({key, module.W_k.get(), 1, whole_rows(given_k)});
+    projections.push_back(
+        {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, key.size(1)))});
   }
-  return {q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)};
+  project(projections, cache);
+  if (query.defined()) condition_in_place(module, q, query_norm(module), positions.query);
+  if (key.defined()) {
+    condition_in_place(module, given_k, key_norm(module), positions.key);
+    append_in_place(module, k, v);
+  }
+  return {heads_first(q), heads_first(k), heads_first(v)};
 }
 
 // One layer with gradients: (N, T, H, D).
@@ -116,9 +140,7 @@ at::Tensor project_all_to_heads(torch::nn::LinearImpl& layer, size_t slot,
   const int64_t d = module.head_dim(), h = layer.weight.size(0) / d;
   const std::vector<int64_t> split{h, d};
   if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
-  const auto heads = whole_rows(allocate_heads(tokens, h, d, 0, [&](at::IntArrayRef sizes) {
-    return uncomputed(sizes, tokens.options().dtype(at::kFloat));
-  }));
+  const auto heads = whole_rows(allocate_heads(tokens, h, d, 0, Lifetime::kept));
   const auto output = project_recorded({tokens.to(at::kFloat), &layer, slot, heads}, cache);
   return output.dim() == 4 ? output : output.unflatten(2, split);
 }
@@ -134,54 +156,64 @@ at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at:
   return without_off_heads(heads, off);
 }
 
+// (N, S, Hk, D) with the appended tokens of keys or of values.
+at::Tensor with_appended(const at::Tensor& heads, const MultiHeadAttentionOptions& options,
+                         const at::Tensor& bias) {
+  auto all = heads;
+  if (options.add_bias_kv()) {
+    const auto token = bias.to(all.scalar_type()).view({1, 1, all.size(2), all.size(3)});
+    all = at::cat({all, token.expand({all.size(0), -1, -1, -1})}, 1);
+  }
+  return options.add_zero_attn() ? at::constant_pad_nd(all, {0, 0, 0, 0, 0, 1}) : all;
+}
+
 // Layer by layer, with gradients.
-Heads project_recorded(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                       const Tokens& tokens) {
+Heads project_layer_by_layer(MultiHeadAttentionImpl& module, PackedWeights& cache,
+                             const Tokens& tokens) {
   const auto& options = module.options;
   const auto off = at::GradMode::is_enabled() ? tokens.off : at::Tensor();
-  const auto kv_off = kv_heads_off(off, module.num_kv_heads());
-  const auto q =
-      condition(module, project_to_heads(*module.W_q, 0, tokens.query, module, cache, off),
-                query_norm(module), tokens.positions.query);
-  auto k =
-      condition(module, project_to_heads(*module.W_k, 1, tokens.key, module, cache, kv_off),
-                key_norm(module), tokens.positions.key);
-  auto v = project_to_heads(*module.W_v, 2, tokens.value, module, cache, kv_off);
-  if (options.add_bias_kv()) {
-    const auto append = [&](const at::Tensor& heads, const at::Tensor& bias) {
-      const auto token =
-          bias.to(heads.scalar_type()).view({1, 1, heads.size(2), heads.size(3)});
-      return at::cat({heads, token.expand({heads.size(0), -1, -1, -1})}, 1);
-    };
-    k = append(k, module.bias_k);
-    v = append(v, module.bias_v);
+  at::Tensor q, k, v;
+  if (tokens.query.defined()) {
+    q = project_to_heads(*module.W_q, 0, tokens.query, module, cache, off);
+    q = condition(module, q, query_norm(module), tokens.positions.query);
   }
-  if (options.add_zero_attn()) {
-    k = at::constant_pad_nd(k, {0, 0, 0, 0, 0, 1});
-    v = at::constant_pad_nd(v, {0, 0, 0, 0, 0, 1});
+  if (tokens.key.defined()) {
+    const auto kv_off = kv_heads_off(off, module.num_kv_heads());
+    k = project_to_heads(*module.W_k, 1, tokens.key, module, cache, kv_off);
+    k = condition(module, k, key_norm(module), tokens.positions.key);
+    v = project_to_heads(*module.W_v, 2, tokens.value, module, cache, kv_off);
+    k = with_appended(k, options, module.bias_k);
+    v = with_appended(v, options, module.bias_v);
   }
-  return {q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)};
+  return {heads_first(q), heads_first(k), heads_first(v)};
+}
+
+// Whether one pass of the kernels gives the heads of these tokens, which may be absent.
+bool takes_one_pass(const MultiHeadAttentionImpl& module, const Tokens& tokens) {
+  const auto takes = [](const at::Tensor& input, const torch::nn::Linear& layer) {
+    return !input.defined() || (takes_kernels(input, *layer) && !records(input, *layer));
+  };
+  const bool record_query =
+      tokens.query.defined() && wants_gradient(module.q_norm, module.q_norm_bias);
+  const bool record_key =
+      tokens.key.defined() &&
+      wants_gradient(module.k_norm, module.k_norm_bias, module.bias_k, module.bias_v);
+  return takes(tokens.query, module.W_q) && takes(tokens.key, module.W_k) &&
+         takes(tokens.value, module.W_v) && !record_query && !record_key &&
+         !is_followed({module.bias_k, module.bias_v, module.q_norm, module.k_norm,
+                       module.q_norm_bias, module.k_norm_bias});
 }
 
 }  // namespace
 
+int64_t appended_keys(const MultiHeadAttentionOptions& options) {
+  return int64_t{options.add_bias_kv()} + int64_t{options.add_zero_attn()};
+}
+
 Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens,
-                    bool heads_are_passing) {
-  const bool wants = wants_gradient(tokens.query, *module.W_q) ||
-                     wants_gradient(tokens.key, *module.W_k) ||
-                     wants_gradient(tokens.value, *module.W_v) ||
-                     (at::GradMode::is_enabled() && module.options.add_bias_kv() &&
-                      (module.bias_k.requires_grad() || module.bias_v.requires_grad())) ||
-                     (at::GradMode::is_enabled() &&
-                      any_wants_gradient({module.q_norm, module.k_norm, module.q_norm_bias,
-                                          module.k_norm_bias}));
-  const bool by_kernels = takes_kernels(tokens.query, *module.W_q) &&
-                          takes_kernels(tokens.key, *module.W_k) &&
-                          takes_kernels(tokens.value, *module.W_v) &&
-                          !is_followed({module.bias_k, module.bias_v, module.q_norm,
-                                        module.k_norm, module.q_norm_bias, module.k_norm_bias});
-  return by_kernels && !wants ? project_unrecorded(module, cache, tokens, heads_are_passing)
-                              : project_recorded(module, cache, tokens);
+                    Lifetime lifetime) {
+  return takes_one_pass(module, tokens) ? project_unrecorded(module, cache, tokens, lifetime)
+                                        : project_layer_by_layer(module, cache, tokens);
 }
 
 namespace {
@@ -193,7 +225,7 @@ at::Tensor project_whole_gate(MultiHeadAttentionImpl& module, PackedWeights& cac
   const std::vector<int64_t> split{module.options.num_heads(),
                                    columns / module.options.num_heads()};
   if (!takes_kernels(query, layer)) return layer.forward(query).unflatten(2, split);
-  if (wants_gradient(query, layer)) {
+  if (records(query, layer)) {
     const auto output = uncomputed({n, l, columns}, query.options());
     return project_recorded({query, &layer, 4, output}, cache).unflatten(2, split);
   }
@@ -212,7 +244,7 @@ at::Tensor project_merged(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           ? uncomputed({n, l, e}, merged.options())
                           : uncomputed({l, n, e}, merged.options()).transpose(0, 1);
   const Projection projection{merged, module.W_o.get(), 3, output};
-  if (wants_gradient(merged, *module.W_o)) return detail::project_recorded(projection, cache);
+  if (records(merged, *module.W_o)) return project_recorded(projection, cache);
   project({projection}, cache);
   return output.to(module.W_o->weight.scalar_type());
 }

@@ -2,33 +2,22 @@
 
 #include <mha/multi_head_attention.h>
 
+#include <cstdint>
+
 #include "module/packed_weight.h"
+#include "module/tokens.h"
+#include "runtime/recycled.h"
 
 namespace mha::detail {
 
-/// Rotary positions, (T) or (N, T) each; undefined in a module without them.
-struct HeadPositions {
-  at::Tensor query, key;
-};
-
-/// The inputs of a module, (N, T, width) each.
-struct Tokens {
-  at::Tensor query, key, value;
-  HeadPositions positions;
-  at::Tensor off = {};  // as `heads_off`; of them gradients are 0 whatever they hold
-};
-
-/// Projected and split into heads: (N, H, L, D), and (N, Hk, S, D) twice.
-struct Heads {
-  at::Tensor query, key, value;
-};
+/// The keys that a module appends to those of each call: of `add_bias_kv` and `add_zero_attn`.
+int64_t appended_keys(const MultiHeadAttentionOptions& options);
 
 /// Applies W_q, W_k and W_v, normalises and rotates queries and keys, and appends the keys and
 /// values of `add_bias_kv` and `add_zero_attn`. Without gradients in float32 on the CPU it is
-/// one pass of the kernels. The caller says whether queries and keys end before its own call
-/// does.
+/// one pass of the kernels. `lifetime` is that of queries and keys; values are passing.
 Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens,
-                    bool heads_are_passing);
+                    Lifetime lifetime);
 
 /// x W_g, (N, L, H, 1 or D).
 at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,

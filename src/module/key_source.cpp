@@ -44,7 +44,10 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
   TORCH_CHECK(cache.keys.defined(),
               "MultiHeadAttention: memory: expected what project_keys "
               "returned, found an empty cache");
-  KeySource source{check_query(module, query), call.mask(), {}, &cache, false, {}, {}, {}, {}};
+  KeySource source;
+  source.sizes = check_query(module, query);
+  source.mask = call.mask();
+  source.cache = &cache;
   const int64_t batch = source.sizes.batch;
   const auto& keys = cache.keys;
   TORCH_CHECK(keys.size(0) == batch,
@@ -58,8 +61,7 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
   TORCH_CHECK(keys.device() == query.device(),
               "MultiHeadAttention: memory: expected the device of query, ", query.device(),
               ", found ", keys.device());
-  const int64_t extra =
-      int64_t{module.options.add_bias_kv()} + int64_t{module.options.add_zero_attn()};
+  const int64_t extra = appended_keys(module.options);
   TORCH_CHECK(cache.longest() >= extra,
               "MultiHeadAttention: memory: expected the appended keys "
               "of add_bias_kv and add_zero_attn, found ",
@@ -95,16 +97,12 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const LayerToken& laye
               "Mask::lengths marks padding");
   if (call.memory()) return find_memory(module, query, key, value, call);
   const bool self_attention = !key.defined() && !value.defined();
-  KeySource source{
-      check_inputs(module, query, self_attention ? query : key, self_attention ? query : value),
-      call.mask(),
-      {},
-      nullptr,
-      false,
-      {},
-      {},
-      {},
-      layer};
+  KeySource source;
+  source.key = self_attention ? query : key;
+  source.value = self_attention ? query : value;
+  source.sizes = check_inputs(module, query, source.key, source.value);
+  source.mask = call.mask();
+  source.layer = layer;
   if (!call.cache()) return source;
   source.cache = &call.cache()->state();
   source.appends = true;

@@ -14,7 +14,9 @@ namespace mha::detail {
 
 /// Where a call's keys come from, and what the mask says of them.
 struct KeySource {
-  InputSizes sizes;    ///< keys: those given, with the cached ones
+  /// What is to be projected, as it was given: of self-attention the query. Undefined: nothing.
+  at::Tensor key, value;
+  InputSizes sizes{};  ///< keys: those given, with the cached ones
   Mask mask;           ///< the caller's, and what the cache blocks
   at::Tensor offsets;  ///< (N) where each sample's first query stands, if not by size
   KVCacheState* cache = nullptr;  ///< null: the call's own tokens
@@ -26,9 +28,9 @@ struct KeySource {
   LayerToken layer;         ///< whose call it is
 };
 
-/// Checks the inputs of a call, its cache options and what an append would do. Key and value
-/// are those that will be projected; with `CallOptions::memory` they must be undefined. `layer`
-/// is one for each module and all that share its parameters.
+/// Chooses and checks the inputs of a call, its cache options and what an append would do.
+/// Key and value are those given. `layer` is one for each module and all that share its
+/// parameters.
 KeySource find_keys(const MultiHeadAttentionImpl& module, const LayerToken& layer,
                     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                     const CallOptions& call);

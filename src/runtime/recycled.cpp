@@ -54,4 +54,8 @@ at::Tensor recycled(at::IntArrayRef sizes) {
   return tensor;
 }
 
+at::Tensor allocated(at::IntArrayRef sizes, Lifetime lifetime) {
+  return lifetime == Lifetime::passing ? recycled(sizes) : uncomputed(sizes, at::kFloat);
+}
+
 }  // namespace mha::detail

@@ -11,4 +11,13 @@ namespace mha::detail {
 /// comes from the allocator.
 at::Tensor recycled(at::IntArrayRef sizes);
 
+/// How long a tensor lives.
+enum class Lifetime {
+  kept,     ///< it may outlive the call of the library, and shall keep no more than its own
+  passing,  ///< it ends before the call does
+};
+
+/// Such a tensor, `recycled` if it passes.
+at::Tensor allocated(at::IntArrayRef sizes, Lifetime lifetime);
+
 }  // namespace mha::detail

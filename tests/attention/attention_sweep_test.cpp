@@ -39,7 +39,8 @@ std::vector<at::Tensor> attend(const AttentionSetting& s, const SweepInputs& in)
   for (auto* list : added_lists(mask)) {
     for (auto& term : *list) leaves.push_back(term = test::leaf(term));
   }
-  const auto [output, weights] = fused_attention(leaves[0], leaves[1], leaves[2], mask, s.call);
+  const auto [output, weights, statistics] =
+      fused_attention(leaves[0], leaves[1], leaves[2], mask, s.call);
   auto results = torch::autograd::grad({output}, leaves, {in.grad_output});
   results.push_back(output.detach());
   if (weights.defined()) results.push_back(weights.detach());

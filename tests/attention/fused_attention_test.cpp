@@ -34,7 +34,7 @@ using test::ThreadCount;
 // What a call gives by name: output, weights if wanted, gradients of q, k, v, the mask's terms
 // and the sinks.
 using Results = std::map<std::string, at::Tensor>;
-using Path = AttentionOutput (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+using Path = AttentionResult (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const ResolvedMask&, const AttentionCall&);
 
 Results run(Path path, const AttentionSetting& s, const std::vector<at::Tensor>& inputs,

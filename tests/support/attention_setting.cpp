@@ -21,7 +21,7 @@ std::ostream& operator<<(std::ostream& stream, const AttentionSetting& s) {
 }
 
 AttentionCall call_for(int64_t head_dim) {
-  return {{1 / std::sqrt(static_cast<double>(head_dim))}, 0, 0, Weights::none, false};
+  return {{1 / std::sqrt(static_cast<double>(head_dim))}};
 }
 
 AttentionSetting draw_setting(int64_t seed) {
