@@ -142,8 +142,9 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
   }
 }
 
-// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores that
-// are not known to be in range may turn out not to be: then nothing is done and the answer is no.
+// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores
+// that are not known to be in range may turn out not to be: then nothing is done and the answer
+// is no.
 template <int V, bool Blocks>
 MHA_INLINE bool weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector, bool settled) {
   const Vec minus_infinity = broadcast(-__builtin_inff());
@@ -215,8 +216,8 @@ static bool form_scores(ForwardTile& t, const KeyBlock& block, bool settles, Vec
                      args.scale * log4e, t.scores + offset, top);
   const bool changes = args.softcap > 0 || block.adds || block.blocks;
   if (!settles) {
-    settles = out_of_range(top) ||
-              (changes && !all_in_range<V>(t.scores + offset, block.keys, tile));
+    settles =
+        out_of_range(top) || (changes && !all_in_range<V>(t.scores + offset, block.keys, tile));
   }
   if (settles) {
     using Element = std::conditional_t<Of::pairs, BFloat16, float>;
@@ -267,7 +268,7 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   t.started = true;
   if constexpr (Of::pairs) {
     float* pairs = args.weights.data ? t.dropped : t.scores;
-    pair_rows<V>(weights + offset, block.keys, pairs + offset);
+    pair_rows<Of, V>(weights + offset, block.keys, pairs + offset);
     const int64_t head = t.at.n * args.kv_heads + t.kv_head;
     const uint32_t* value =
         args.value_pairs + head * words_of_values(args) + block.first / 2 * args.value_dim;
@@ -334,7 +335,7 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   fetch_rows(args.output.at(at.n, at.h, at.first), args.output.t, at.count, args.value_dim);
   transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
                Of::pairs ? 1.0f : args.scale * log4e, t.query, tile);
-  if constexpr (Of::pairs) pair_rows<tile_vectors>(t.query, args.head_dim, t.query);
+  if constexpr (Of::pairs) pair_rows<Of, tile_vectors>(t.query, args.head_dim, t.query);
   start_rows(t);
   walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, attend_block, t, block, Of{});
@@ -362,10 +363,10 @@ static void forward_tiles(const AttentionForward& args, int64_t begin, int64_t e
 }
 
 static void forward(const AttentionForward& args, int64_t begin, int64_t end, float* scratch) {
-#if MHA_ISA_AVX512
-  if (args.storage == Storage::bfloat16) {
-    return forward_tiles<BFloat16Pairs>(args, begin, end, scratch);
+  if constexpr (Isa::Pairs::exist) {
+    if (args.storage == Storage::bfloat16) {
+      return forward_tiles<Isa::Pairs>(args, begin, end, scratch);
+    }
   }
-#endif
   forward_tiles<Floats>(args, begin, end, scratch);
 }
