@@ -222,10 +222,8 @@ static bool form_scores(ForwardTile& t, const KeyBlock& block, bool settles, Vec
   if (settles) {
     using Element = std::conditional_t<Of::pairs, BFloat16, float>;
     if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, t.scores);
-    settle_scores<Element>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t,
-                            args.key.at<Element>(t.at.n, t.kv_head, block.first), args.key.t,
-                            args.head_dim, args.scale},
-                           t.at, block, t.scores);
+    const auto* key = args.key.at<Element>(t.at.n, t.kv_head, block.first);
+    settle_scores(scored_rows(args, t.at, key, args.key.t), t.at, block, t.scores);
   }
   if (!settles && !changes) return false;
   if (args.softcap > 0) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
@@ -309,7 +307,7 @@ static void finish_tile(ForwardTile& t) {
                                  args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
   if (any(wild != Vec{})) mark_not_finite(args);
   if (!args.row_maximum) return;
-  const int64_t row = (t.at.n * args.heads + t.at.h) * args.queries + t.at.first;
+  const int64_t row = first_row(args, t.at);
   for (int64_t i = 0; i < t.at.count; ++i) {
     const bool dead = t.sum[i] == 0;
     args.row_maximum[row + i] = dead ? 0 : t.maximum[i];
@@ -319,8 +317,7 @@ static void finish_tile(ForwardTile& t) {
 
 template <typename Of>
 static void forward_tile(const AttentionForward& args, const QueryTile& at, float* scratch) {
-  ForwardTile t{args, at, at.h / (args.heads / args.kv_heads), {}, {}, {}, {}, {}, {}, {}, {},
-                {},   {}};
+  ForwardTile t{args, at, kv_head_of(args, at.h), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   t.query = scratch;
   t.scores = t.query + args.head_dim * tile;
   t.output = t.scores + key_block * tile;
@@ -328,16 +325,14 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   t.dropped = t.terms + terms_size;
   if (args.weights.data) start_strip(t.strip, args.keys, t.dropped + key_block * tile);
   if (args.dropout.threshold) {
-    start_dropout(t.dropout, args.dropout.seed,
-                  (at.n * args.heads + at.h) * args.queries + at.first, at.count);
+    start_dropout(t.dropout, args.dropout.seed, first_row(args, at), at.count);
   }
   fetch_rows(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim);
   fetch_rows(args.output.at(at.n, at.h, at.first), args.output.t, at.count, args.value_dim);
-  transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-               Of::pairs ? 1.0f : args.scale * log4e, t.query, tile);
+  transpose_queries(args, at, Of::pairs ? 1.0f : args.scale * log4e, t.query);
   if constexpr (Of::pairs) pair_rows<Of, tile_vectors>(t.query, args.head_dim, t.query);
   start_rows(t);
-  walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+  walk_keys(args, at, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, attend_block, t, block, Of{});
   });
   if (!t.started) clear_output(t);

@@ -146,9 +146,7 @@ static void recompute_masked_weights(BackwardTile& t, const KeyBlock& block,
                     });
   if (t.at_limit || found_wild(wild)) {
     if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
-    settle_scores<float>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t, key,
-                          args.key.t, args.head_dim, args.scale},
-                         t.at, block, block_weights);
+    settle_scores(scored_rows(args, t.at, key, args.key.t), t.at, block, block_weights);
   }
   float* slopes = t.slopes + block_offset(t, block) + offset;
   if (args.softcap > 0) {
