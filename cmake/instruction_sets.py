@@ -52,7 +52,7 @@ def summary(path):
                 text += f", FAILED: {', '.join(failed)}"
         else:
             reasons = sorted({reason for _, _, reason in found if reason})
-            text = "NOT RUN: " + ("; ".join(reasons) or ABSENT.get(instruction_set, ""))
+            text = "NOT RUN: " + ("; ".join(reasons) or ABSENT.get(instruction_set, "not in this build"))
         yield f"{instruction_set}: {text}"
 
 

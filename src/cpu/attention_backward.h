@@ -40,7 +40,7 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   BackwardTile t{};
   t.args = &args;
   t.at = at;
-  t.kv_head = at.h / (args.heads / args.kv_heads);
+  t.kv_head = kv_head_of(args, at.h);
   t.for_mask = for_mask;
   t.chunk = chunk;
   t.query = scratch;
@@ -63,11 +63,10 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   }
   t.keeps_all = span.end - span.begin <= few_keys;
   t.first_key = span.begin;
-  transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-               args.scale * log4e, t.query, tile);
+  transpose_queries(args, at, args.scale * log4e, t.query);
   transpose_in(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,
                args.value_dim, 1.0f, t.grad_output, tile);
-  const int64_t row = (at.n * args.heads + at.h) * args.queries + at.first;
+  const int64_t row = first_row(args, at);
   for (int64_t i = 0; i < at.count; ++i) {
     t.maximum[i] = args.row_maximum[row + i];
     t.factor[i] = args.row_factor[row + i];
@@ -79,14 +78,14 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   if (args.dropout.threshold) start_dropout(t.dropout, args.dropout.seed, row, at.count);
   for (int64_t i = 0; i < tile * args.head_dim; ++i) t.grad_query[i] = 0;
   if (t.keeps_all) {
-    walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+    walk_keys(args, at, [&](const KeyBlock& block) {
       MHA_FOR_VECTORS(block.vectors, first_passes, t, block);
     });
-    walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+    walk_keys(args, at, [&](const KeyBlock& block) {
       if (in_chunk(t, block)) MHA_FOR_VECTORS(block.vectors, last_passes, t, block);
     });
   } else {
-    walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+    walk_keys(args, at, [&](const KeyBlock& block) {
       if (in_chunk(t, block)) MHA_FOR_VECTORS(block.vectors, all_passes, t, block);
     });
   }

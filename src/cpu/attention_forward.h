@@ -142,8 +142,9 @@ MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first
   }
 }
 
-// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores that
-// are not known to be in range may turn out not to be: then nothing is done and the answer is no.
+// pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores
+// that are not known to be in range may turn out not to be: then nothing is done and the answer
+// is no.
 template <int V, bool Blocks>
 MHA_INLINE bool weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector, bool settled) {
   const Vec minus_infinity = broadcast(-__builtin_inff());
@@ -215,16 +216,14 @@ static bool form_scores(ForwardTile& t, const KeyBlock& block, bool settles, Vec
                      args.scale * log4e, t.scores + offset, top);
   const bool changes = args.softcap > 0 || block.adds || block.blocks;
   if (!settles) {
-    settles = out_of_range(top) ||
-              (changes && !all_in_range<V>(t.scores + offset, block.keys, tile));
+    settles =
+        out_of_range(top) || (changes && !all_in_range<V>(t.scores + offset, block.keys, tile));
   }
   if (settles) {
     using Element = std::conditional_t<Of::pairs, BFloat16, float>;
     if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, t.scores);
-    settle_scores<Element>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t,
-                            args.key.at<Element>(t.at.n, t.kv_head, block.first), args.key.t,
-                            args.head_dim, args.scale},
-                           t.at, block, t.scores);
+    const auto* key = args.key.at<Element>(t.at.n, t.kv_head, block.first);
+    settle_scores(scored_rows(args, t.at, key, args.key.t), t.at, block, t.scores);
   }
   if (!settles && !changes) return false;
   if (args.softcap > 0) cap_scores<V>(args.softcap, block.keys, tile, t.scores + offset);
@@ -267,7 +266,7 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   t.started = true;
   if constexpr (Of::pairs) {
     float* pairs = args.weights.data ? t.dropped : t.scores;
-    pair_rows<V>(weights + offset, block.keys, pairs + offset);
+    pair_rows<Of, V>(weights + offset, block.keys, pairs + offset);
     const int64_t head = t.at.n * args.kv_heads + t.kv_head;
     const uint32_t* value =
         args.value_pairs + head * words_of_values(args) + block.first / 2 * args.value_dim;
@@ -308,7 +307,7 @@ static void finish_tile(ForwardTile& t) {
                                  args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
   if (any(wild != Vec{})) mark_not_finite(args);
   if (!args.row_maximum) return;
-  const int64_t row = (t.at.n * args.heads + t.at.h) * args.queries + t.at.first;
+  const int64_t row = first_row(args, t.at);
   for (int64_t i = 0; i < t.at.count; ++i) {
     const bool dead = t.sum[i] == 0;
     args.row_maximum[row + i] = dead ? 0 : t.maximum[i];
@@ -318,8 +317,7 @@ static void finish_tile(ForwardTile& t) {
 
 template <typename Of>
 static void forward_tile(const AttentionForward& args, const QueryTile& at, float* scratch) {
-  ForwardTile t{args, at, at.h / (args.heads / args.kv_heads), {}, {}, {}, {}, {}, {}, {}, {},
-                {},   {}};
+  ForwardTile t{args, at, kv_head_of(args, at.h), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   t.query = scratch;
   t.scores = t.query + args.head_dim * tile;
   t.output = t.scores + key_block * tile;
@@ -327,16 +325,14 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   t.dropped = t.terms + terms_size;
   if (args.weights.data) start_strip(t.strip, args.keys, t.dropped + key_block * tile);
   if (args.dropout.threshold) {
-    start_dropout(t.dropout, args.dropout.seed,
-                  (at.n * args.heads + at.h) * args.queries + at.first, at.count);
+    start_dropout(t.dropout, args.dropout.seed, first_row(args, at), at.count);
   }
   fetch_rows(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim);
   fetch_rows(args.output.at(at.n, at.h, at.first), args.output.t, at.count, args.value_dim);
-  transpose_in(args.query.at(at.n, at.h, at.first), args.query.t, at.count, args.head_dim,
-               Of::pairs ? 1.0f : args.scale * log4e, t.query, tile);
-  if constexpr (Of::pairs) pair_rows<tile_vectors>(t.query, args.head_dim, t.query);
+  transpose_queries(args, at, Of::pairs ? 1.0f : args.scale * log4e, t.query);
+  if constexpr (Of::pairs) pair_rows<Of, tile_vectors>(t.query, args.head_dim, t.query);
   start_rows(t);
-  walk_keys(args.mask, at, args.queries, args.keys, [&](const KeyBlock& block) {
+  walk_keys(args, at, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, attend_block, t, block, Of{});
   });
   if (!t.started) clear_output(t);
@@ -362,10 +358,10 @@ static void forward_tiles(const AttentionForward& args, int64_t begin, int64_t e
 }
 
 static void forward(const AttentionForward& args, int64_t begin, int64_t end, float* scratch) {
-#if MHA_ISA_AVX512
-  if (args.storage == Storage::bfloat16) {
-    return forward_tiles<BFloat16Pairs>(args, begin, end, scratch);
+  if constexpr (Isa::Pairs::exist) {
+    if (args.storage == Storage::bfloat16) {
+      return forward_tiles<Isa::Pairs>(args, begin, end, scratch);
+    }
   }
-#endif
   forward_tiles<Floats>(args, begin, end, scratch);
 }

@@ -27,8 +27,7 @@ static void start_map_tile(MapTile& t, float* scratch) {
   t.query = scratch;
   t.weights = t.query + source.head_dim * tile;
   t.terms = t.weights + key_block * tile;
-  transpose_in(source.query.at(at.n, at.h, at.first), source.query.t, at.count, source.head_dim,
-               source.scale * log4e, t.query, tile);
+  transpose_queries(source, at, source.scale * log4e, t.query);
   t.at_limit = false;
   for (int64_t i = 0; i < tile; ++i) {
     const bool given = i < at.count;
@@ -55,10 +54,8 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
                     });
   if (t.at_limit || found_wild(wild)) {
     if (block.blocks) fill_blocked<V>(source.mask, t.at, block, 0.0f, t.weights);
-    settle_scores<float>({source.query.at(t.at.n, t.at.h, t.at.first), source.query.t,
-                          source.key.at(t.at.n, t.kv_head, block.first), source.key.t,
-                          source.head_dim, source.scale},
-                         t.at, block, t.weights);
+    const float* key = source.key.at(t.at.n, t.kv_head, block.first);
+    settle_scores(scored_rows(source, t.at, key, source.key.t), t.at, block, t.weights);
   }
   if (source.softcap > 0) cap_scores<V>(source.softcap, block.keys, tile, weights);
   if (block.adds) add_terms<V>(source.mask, t.at, block, t.terms, t.weights);
@@ -119,7 +116,7 @@ static void rows_block(RowsTile& t, const KeyBlock& block) {
 
 static void rows_tile(const MapSource& source, const MapRows& wanted, const QueryTile& at,
                       float* scratch) {
-  const int64_t kv_head = at.h / (source.heads / source.kv_heads);
+  const int64_t kv_head = kv_head_of(source, at.h);
   float* rows = wanted.weights.at(at.n, wanted.averaged ? 0 : at.h, at.first);
   const float share = wanted.averaged ? 1.0f / static_cast<float>(source.heads) : 1.0f;
   RowsTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}},
@@ -129,7 +126,7 @@ static void rows_tile(const MapSource& source, const MapRows& wanted, const Quer
              wanted.averaged && at.h > 0,
              0};
   start_map_tile(t, scratch);
-  walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
+  walk_keys(source, at, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, rows_block, t, block);
   });
   clear_rows(t, t.done, source.keys, 0, tile);
@@ -225,8 +222,8 @@ static void map_summary(const MapSource& source, const MapSummary& wanted, int64
   for (int64_t j = 0; j < source.keys; ++j) received[j] = 0;
   for (int64_t first = chunk.begin; first < chunk.end; first += tile) {
     const QueryTile at{chunk.n, chunk.h, first, min64(tile, chunk.end - first)};
-    const int64_t kv_head = at.h / (source.heads / source.kv_heads);
-    const int64_t row = (at.n * source.heads + at.h) * source.queries + first;
+    const int64_t kv_head = kv_head_of(source, at.h);
+    const int64_t row = first_row(source, at);
     SummaryTile t{
         {source, at, kv_head, {}, {}, {}, {}, {}, {}}, wanted, received, {}, {}, {}, {}, {}};
     start_map_tile(t, scratch);
@@ -234,7 +231,7 @@ static void map_summary(const MapSource& source, const MapSummary& wanted, int64
       t.log4_factor[i] = i < at.count ? wanted.log4_factor[row + i] : 0;
       t.position[i] = static_cast<float>(first + i + wanted.shifts[at.n]);
     }
-    walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
+    walk_keys(source, at, [&](const KeyBlock& block) {
       MHA_FOR_VECTORS(block.vectors, summary_block, t, block);
     });
     for (int64_t i = 0; i < at.count; ++i) {
@@ -287,12 +284,12 @@ static void map_pool(const MapSource& source, const MapPool& wanted, int64_t ind
   const int64_t first_cell = cell_of(chunk.begin, wanted.rows, source.queries);
   for (int64_t first = chunk.begin; first < chunk.end; first += tile) {
     const QueryTile at{chunk.n, chunk.h, first, min64(tile, chunk.end - first)};
-    const int64_t kv_head = at.h / (source.heads / source.kv_heads);
+    const int64_t kv_head = kv_head_of(source, at.h);
     PoolTile t{
         {source, at, kv_head, {}, {}, {}, {}, {}, {}}, wanted, scratch + map_scratch(source)};
     start_map_tile(t, scratch);
     for (int64_t i = 0; i < wanted.columns * tile; ++i) t.sums[i] = 0;
-    walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
+    walk_keys(source, at, [&](const KeyBlock& block) {
       MHA_FOR_VECTORS(block.vectors, pool_block, t, block);
     });
     for (int64_t i = 0; i < at.count; ++i) {
@@ -356,8 +353,8 @@ static void top_block(TopTile& t, const KeyBlock& block) {
 static void map_top(const MapSource& source, const MapTop& wanted, int64_t index,
                     float* scratch) {
   const QueryTile at = query_tile(source.heads, source.queries, index);
-  const int64_t count = wanted.count, kv_head = at.h / (source.heads / source.kv_heads);
-  const int64_t row = (at.n * source.heads + at.h) * source.queries + at.first;
+  const int64_t count = wanted.count, kv_head = kv_head_of(source, at.h);
+  const int64_t row = first_row(source, at);
   TopTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}},
             wanted,
             wanted.values + row * count,
@@ -368,7 +365,7 @@ static void map_top(const MapSource& source, const MapTop& wanted, int64_t index
     t.keys[i] = -1;
   }
   start_map_tile(t, scratch);
-  walk_keys(source.mask, at, source.queries, source.keys, [&](const KeyBlock& block) {
+  walk_keys(source, at, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, top_block, t, block);
   });
   for (int64_t i = 0; i < at.count; ++i) {

@@ -1,12 +1,7 @@
 // What the backward does with one block of keys, pass by pass (see attention_backward.h).
 // Included once per ISA (see vec.h).
 
-#if MHA_ISA_AVX512
-constexpr int wide_vectors = 4;
-#else
-constexpr int wide_vectors = 2;
-#endif
-constexpr int wide_rows = 6;
+constexpr int wide_rows = Isa::wide_rows, wide_vectors = Isa::wide_vectors;
 
 // Up to so many keys that a tile sees, their weights and gradients are kept.
 constexpr int64_t few_keys = 256;
@@ -19,7 +14,7 @@ struct BackwardTile {
   KeySpan chunk;                         // the keys whose gradients are wanted
   float *query, *grad_output;            // [D][tile], [Dv][tile]
   float *weights, *grad_scores, *terms;  // [key][tile]
-  float* slopes;  // [key][tile], with a soft cap or rows at the limit
+  float* slopes;                         // [key][tile], with a soft cap or rows at the limit
   float* grad_query;                     // [tile][D]
   bool keeps_all;     // weights and grad_scores hold all keys that the tile sees
   int64_t first_key;  // of those
@@ -151,9 +146,7 @@ static void recompute_masked_weights(BackwardTile& t, const KeyBlock& block,
                     });
   if (t.at_limit || found_wild(wild)) {
     if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_weights);
-    settle_scores<float>({args.query.at(t.at.n, t.at.h, t.at.first), args.query.t, key,
-                          args.key.t, args.head_dim, args.scale},
-                         t.at, block, block_weights);
+    settle_scores(scored_rows(args, t.at, key, args.key.t), t.at, block, block_weights);
   }
   float* slopes = t.slopes + block_offset(t, block) + offset;
   if (args.softcap > 0) {

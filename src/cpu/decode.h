@@ -219,7 +219,7 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
     add_decode_terms(mask, t, r % args.queries, first, masked, row);
     if (blocks) block_decode_scores(args, t, r % args.queries, first, masked, row);
     decode_softmax(row, count, partial + r * size, partial + r * size + 1);
-    pair_weights(Of{}, row);
+    if constexpr (Of::pairs) pair_weights<Of>(row);
     for (int64_t d = 0; d < args.value_dim; ++d) partial[r * size + 2 + d] = 0;
   }
   const auto* value = args.value.at<Element>(n, kv_head, first);
@@ -227,8 +227,8 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
   for (int64_t j = 0; j < count; j += together) {
     const float* weights = scores + (Of::pairs ? j / 2 : j);
     for_each_group<rows_together<Of, Element>>(rows, [&](auto width, int64_t r) {
-      add_value_rows<decltype(width)::value>(
-          Of{}, weights + r * decode_chunk, value + j * args.value.t, args.value.t,
+      add_value_rows<Of, decltype(width)::value>(
+          weights + r * decode_chunk, value + j * args.value.t, args.value.t,
           min64(together, count - j), args.value_dim, partial + r * size + 2, size);
     });
   }
@@ -246,12 +246,12 @@ static void decode(const AttentionForward& args, int64_t begin, int64_t end, flo
         decode_task<Floats, float>(args, i, scratch, partials);
         break;
       case Storage::bfloat16:
-#if MHA_ISA_AVX512
-        if (can_dot_chunks(args)) {
-          decode_task<BFloat16Pairs, BFloat16>(args, i, scratch, partials);
-          break;
+        if constexpr (Isa::Pairs::exist) {
+          if (can_dot_chunks(args)) {
+            decode_task<Isa::Pairs, BFloat16>(args, i, scratch, partials);
+            break;
+          }
         }
-#endif
         decode_task<Floats, BFloat16>(args, i, scratch, partials);
         break;
       case Storage::float16:

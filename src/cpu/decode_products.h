@@ -52,7 +52,7 @@ template <typename Of, int R, int Places, typename Element>
 MHA_APART void score_keys(const float* queries, const Element* key, int64_t stride,
                           int64_t count, int64_t places, float* scores) {
   constexpr int keys = lanes / R, vectors = Places / lanes;
-  constexpr int most = lanes >= 16 ? 4 : 2, held = vectors < most ? vectors : most;
+  constexpr int held = vectors < Isa::held_vectors ? vectors : Isa::held_vectors;
   Vec query[held + 1][R];
 #pragma GCC unroll 4
   for (int v = 0; v < held; ++v) {
@@ -113,7 +113,8 @@ MHA_INLINE void add_values(const float* weights, const Element* value, int64_t s
     for (int v = 0; v < V; ++v) {
       Vec b = load(value + v * lanes);
       if constexpr (M > 1) MHA_PIN(b);
-      if constexpr (M > 2 || lanes < 16) {  // parts of rows, which the CPU does not see coming
+      // Parts of rows, which the CPU does not see coming.
+      if constexpr (M > 2 || !Isa::holds_value_rows) {
         constexpr int64_t ahead = 64;
         if (v * lanes * sizeof(Element) % 64 == 0) {
           __builtin_prefetch(value + v * lanes + ahead * stride, 0, 2);
@@ -129,15 +130,17 @@ MHA_INLINE void add_values(const float* weights, const Element* value, int64_t s
 // Rows of weights that one pass over the values serves: two where the registers hold whole
 // rows for them, so that memory is read line after line. Else four, on parts of rows.
 template <typename Of, typename Element>
-constexpr int rows_together = lanes >= 16 && (Of::pairs || std::is_same_v<Element, float>) ? 2
-                                                                                           : 4;
+constexpr bool whole_rows = Isa::holds_value_rows &&
+                            (Of::pairs || std::is_same_v<Element, float>);
+template <typename Of, typename Element>
+constexpr int rows_together = whole_rows<Of, Element> ? 2 : 4;
 
 // All dimensions for M rows.
 template <int M, typename Element>
-MHA_APART void add_value_rows(Floats, const float* weights, const Element* value,
-                              int64_t stride, int64_t keys, int64_t dim, float* output,
-                              int64_t output_stride) {
-  constexpr int wide = M == 1 ? 8 : (lanes >= 16 ? 16 : 8) / M;
+MHA_INLINE void add_float_rows(const float* weights, const Element* value, int64_t stride,
+                               int64_t keys, int64_t dim, float* output,
+                               int64_t output_stride) {
+  constexpr int wide = M == 1 ? 8 : Isa::value_sums / M;
   int64_t d = 0;
   for (; d + wide * lanes <= dim; d += wide * lanes) {
     add_values<M, wide>(weights, value + d, stride, keys, output + d, output_stride);
@@ -155,70 +158,68 @@ MHA_APART void add_value_rows(Floats, const float* weights, const Element* value
   }
 }
 
-MHA_INLINE void pair_weights(Floats, float*) {}
-
-#if MHA_ISA_AVX512
 // The same for keys by twos, whose weights are pairs, and V double vectors. The rows of two
 // keys are put side by side within quarters of a vector; the end puts those in order.
-template <int M, int V>
+template <typename Of, int M, int V>
 MHA_INLINE void add_value_pairs(const float* weights, const BFloat16* value, int64_t stride,
                                 int64_t keys, float* output, int64_t output_stride) {
   Vec c[M][2 * V] = {};
   for (int64_t j = 0; j < keys; j += 2, value += 2 * stride) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const __m512i even = _mm512_loadu_si512(value + v * 2 * lanes);
-      const __m512i odd =
-          j + 1 < keys ? _mm512_loadu_si512(value + stride + v * 2 * lanes) : __m512i{};
-      const Vec low = reinterpret_cast<Vec>(_mm512_unpacklo_epi16(even, odd));
-      const Vec high = reinterpret_cast<Vec>(_mm512_unpackhi_epi16(even, odd));
+      Vec a = load_places<Of>(value, v * lanes);
+      Vec b = j + 1 < keys ? load_places<Of>(value + stride, v * lanes) : Vec{};
+      Of::pair_quarters(a, b);
 #pragma GCC unroll 2
       for (int m = 0; m < M; ++m) {
         const Vec w = broadcast(weights[m * decode_chunk + j / 2]);
-        c[m][2 * v] = BFloat16Pairs::add_product(c[m][2 * v], w, low);
-        c[m][2 * v + 1] = BFloat16Pairs::add_product(c[m][2 * v + 1], w, high);
+        c[m][2 * v] = Of::add_product(c[m][2 * v], w, a);
+        c[m][2 * v + 1] = Of::add_product(c[m][2 * v + 1], w, b);
       }
     }
   }
 #pragma GCC unroll 2
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      Vec &low = c[m][2 * v], &high = c[m][2 * v + 1];
-      const Vec first = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6,
-                                                7, 20, 21, 22, 23);
-      high = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15,
-                                     28, 29, 30, 31);
-      low = first;
-    }
+    for (int v = 0; v < V; ++v) Of::order_quarters(c[m][2 * v], c[m][2 * v + 1]);
   }
   add_block(c, output, output_stride);
 }
 
-template <int M>
-MHA_APART void add_value_rows(BFloat16Pairs, const float* weights, const BFloat16* value,
-                              int64_t stride, int64_t keys, int64_t dim, float* output,
-                              int64_t output_stride) {
+template <typename Of, int M>
+MHA_INLINE void add_paired_rows(const float* weights, const BFloat16* value, int64_t stride,
+                                int64_t keys, int64_t dim, float* output,
+                                int64_t output_stride) {
   constexpr int wide = 4;
   int64_t d = 0;
   for (; d + wide * 2 * lanes <= dim; d += wide * 2 * lanes) {
-    add_value_pairs<M, wide>(weights, value + d, stride, keys, output + d, output_stride);
+    add_value_pairs<Of, M, wide>(weights, value + d, stride, keys, output + d, output_stride);
   }
   for (; d < dim; d += 2 * lanes) {
-    add_value_pairs<M, 1>(weights, value + d, stride, keys, output + d, output_stride);
+    add_value_pairs<Of, M, 1>(weights, value + d, stride, keys, output + d, output_stride);
+  }
+}
+
+template <typename Of, int M, typename Element>
+MHA_APART void add_value_rows(const float* weights, const Element* value, int64_t stride,
+                              int64_t keys, int64_t dim, float* output, int64_t output_stride) {
+  if constexpr (Of::pairs) {
+    add_paired_rows<Of, M>(weights, value, stride, keys, dim, output, output_stride);
+  } else {
+    add_float_rows<M>(weights, value, stride, keys, dim, output, output_stride);
   }
 }
 
 // Whether a chunk of bfloat16 can be multiplied in pairs.
 MHA_INLINE bool can_dot_chunks(const AttentionForward& args) {
   return args.query_is_bfloat16 && args.head_dim % 2 == 0 &&
-         args.value_dim % (2 * lanes) == 0 && __builtin_cpu_supports("avx512bf16");
+         args.value_dim % (2 * lanes) == 0 && Isa::Pairs::can_run();
 }
 
 // Rounds a chunk's weights to bfloat16, two in a place.
-MHA_INLINE void pair_weights(BFloat16Pairs, float* weights) {
+template <typename Of>
+MHA_INLINE void pair_weights(float* weights) {
   for (int64_t j = 0; j < decode_chunk; j += 2 * lanes) {
-    _mm512_storeu_si512(weights + j / 2, narrow(load(weights + j), load(weights + j + lanes)));
+    store(weights + j / 2, Of::round(load(weights + j), load(weights + j + lanes)));
   }
 }
-#endif

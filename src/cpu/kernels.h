@@ -210,9 +210,8 @@ struct MapTop {
   int64_t* keys;
 };
 
-/// The kernels of one ISA.
+/// The kernels of one ISA; none of the members is 0 or null.
 struct Kernels {
-  const char* name;
   /// Queries that one tile takes, and columns that one panel of a packed weight has.
   int64_t tile;
   /// Keys that one block takes.
@@ -283,6 +282,7 @@ struct Kernels {
   void (*map_pool)(const MapSource&, const MapPool&, int64_t index, float* scratch);
 };
 
+// Their entries. Only a CPU that can run a set may call its own.
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();

@@ -1,10 +1,18 @@
-#define MHA_ISA_AVX2 1
-#include "kernels_body.h"
+#include <immintrin.h>
+
+#include "kernel_headers.h"
 
 namespace mha::cpu {
+namespace {
+
+#include "vec_avx2.h"
+using Isa = Avx2;
+#include "kernels_body.h"
+
+}  // namespace
 
 const Kernels* avx2_kernels() {
-  static constexpr Kernels kernels = make_kernels("avx2");
+  static constexpr Kernels kernels = make_kernels();
   return &kernels;
 }
 

@@ -1,23 +1,9 @@
-// The whole of one ISA's kernels. Each kernels_<isa>.cpp defines its MHA_ISA_* macro and
-// includes this file once; everything has internal linkage but the entry function.
-
-#include <stddef.h>
-#include <stdint.h>
-
-#include <type_traits>
-#include <utility>
-#if MHA_ISA_AVX512 || MHA_ISA_AVX2
-#include <immintrin.h>
-#endif
-
-#include "kernels.h"
-
-namespace mha::cpu {
-namespace {
+// The whole of one ISA's kernels. Each kernels_<isa>.cpp includes its vec_<isa>.h and says
+// which `Isa` it is, then includes this file once; everything has internal linkage but its
+// entry function.
 
 // Each builds on those before it.
 // clang-format off
-#include "vec.h"
 #include "micro_kernel.h"
 #include "transpose.h"
 #include "pair_mask.h"
@@ -28,7 +14,6 @@ namespace {
 #include "weight_strip.h"
 #include "bfloat16_pairs.h"
 #include "attention_forward.h"
-#include "narrow.h"
 #include "decode_products.h"
 #include "decode.h"
 #include "backward_passes.h"
@@ -40,42 +25,41 @@ namespace {
 #include "finite.h"
 // clang-format on
 
-constexpr Kernels make_kernels(const char* name) {
-  return {name,
-          tile,
-          key_block,
-          pack_pairs,
-          forward_scratch,
-          forward,
-          can_dot,
-          value_pairs,
-          pair_values,
-          can_decode,
-          decode_chunk,
-          decode_scratch,
-          decode_partials,
-          decode,
-          merge_decoded,
-          backward_scratch,
-          backward_chunks,
-          backward,
-          backward_added,
-          packed_size,
-          pack_weight,
-          linear,
-          rotary_tokens,
-          rotate,
-          norm_tokens,
-          normalise,
-          dropout_factors,
-          all_finite,
-          map_scratch,
-          map_pool_scratch,
-          map_rows,
-          map_top,
-          map_summary,
-          map_pool};
+// By name: two of them may have one type.
+constexpr Kernels make_kernels() {
+  Kernels kernels{};
+  kernels.tile = tile;
+  kernels.key_block = key_block;
+  kernels.pack_pairs = pack_pairs;
+  kernels.forward_scratch = forward_scratch;
+  kernels.forward = forward;
+  kernels.can_dot = can_dot;
+  kernels.value_pairs = value_pairs;
+  kernels.pair_values = pair_values;
+  kernels.can_decode = can_decode;
+  kernels.decode_chunk = decode_chunk;
+  kernels.decode_scratch = decode_scratch;
+  kernels.decode_partials = decode_partials;
+  kernels.decode = decode;
+  kernels.merge_decoded = merge_decoded;
+  kernels.backward_scratch = backward_scratch;
+  kernels.backward_chunks = backward_chunks;
+  kernels.backward = backward;
+  kernels.backward_added = backward_added;
+  kernels.packed_size = packed_size;
+  kernels.pack_weight = pack_weight;
+  kernels.linear = linear;
+  kernels.rotary_tokens = rotary_tokens;
+  kernels.rotate = rotate;
+  kernels.norm_tokens = norm_tokens;
+  kernels.normalise = normalise;
+  kernels.dropout_factors = dropout_factors;
+  kernels.all_finite = all_finite;
+  kernels.map_scratch = map_scratch;
+  kernels.map_pool_scratch = map_pool_scratch;
+  kernels.map_rows = map_rows;
+  kernels.map_top = map_top;
+  kernels.map_summary = map_summary;
+  kernels.map_pool = map_pool;
+  return kernels;
 }
-
-}  // namespace
-}  // namespace mha::cpu

@@ -1,10 +1,16 @@
-#define MHA_ISA_GENERIC 1
-#include "kernels_body.h"
+#include "kernel_headers.h"
 
 namespace mha::cpu {
+namespace {
+
+#include "vec_generic.h"
+using Isa = Generic;
+#include "kernels_body.h"
+
+}  // namespace
 
 const Kernels* generic_kernels() {
-  static constexpr Kernels kernels = make_kernels("generic");
+  static constexpr Kernels kernels = make_kernels();
   return &kernels;
 }
 

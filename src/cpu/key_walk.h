@@ -17,6 +17,23 @@ MHA_INLINE QueryTile query_tile(int64_t heads, int64_t queries, int64_t index) {
   return {index / tiles / heads, index / tiles % heads, first, min64(tile, queries - first)};
 }
 
+// The key/value head that a head of queries reads.
+MHA_INLINE int64_t kv_head_of(const ScoreArgs& args, int64_t head) {
+  return head / (args.heads / args.kv_heads);
+}
+
+// The row of (N, H, L) that is the tile's first.
+MHA_INLINE int64_t first_row(const ScoreArgs& args, const QueryTile& t) {
+  return (t.n * args.heads + t.h) * args.queries + t.first;
+}
+
+// Puts the tile's queries, times `factor`, into its lanes: to[D][tile].
+MHA_INLINE void transpose_queries(const ScoreArgs& args, const QueryTile& t, float factor,
+                                  float* to) {
+  transpose_in(args.query.at(t.n, t.h, t.first), args.query.t, t.count, args.head_dim, factor,
+               to, tile);
+}
+
 // low <= key - query <= high for the queries of one sample.
 struct SampleBand {
   int64_t low, high;
@@ -224,10 +241,10 @@ MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
 }
 
 // Calls visit(block) for every block of keys in which a query of the tile may attend to a key,
-// in ascending order; `keys` counts the extra keys after those that the mask speaks of.
+// in ascending order, the extra keys last.
 template <typename Visit>
-MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t queries,
-                          int64_t keys, const Visit& visit) {
+MHA_INLINE void walk_keys(const ScoreArgs& args, const QueryTile& t, const Visit& visit) {
+  const KernelMask& mask = args.mask;
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
   const SampleBand band = band_of(mask, t.n);
@@ -238,7 +255,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
   const uint8_t* pair_classes = nullptr;
   if (mask.pair_bits) {
     const int64_t plane = t.n * mask.pair_plane_n + t.h * mask.pair_plane_h;
-    const int64_t row = plane * ceil_div(queries, tile) + t.first / tile;
+    const int64_t row = plane * ceil_div(args.queries, tile) + t.first / tile;
     pair_bits = mask.pair_bits + row * mask.keys;
     pair_classes = mask.pair_classes + row * ceil_div(mask.keys, key_block);
   }
@@ -275,7 +292,7 @@ MHA_INLINE void walk_keys(const KernelMask& mask, const QueryTile& t, int64_t qu
     }
     k = end;
   }
-  for (k = mask.keys; k < keys; k += key_block) {
-    visit(KeyBlock{k, min64(key_block, keys - k), 0, vectors, false, false, nullptr});
+  for (k = mask.keys; k < args.keys; k += key_block) {
+    visit(KeyBlock{k, min64(key_block, args.keys - k), 0, vectors, false, false, nullptr});
   }
 }

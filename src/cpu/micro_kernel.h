@@ -4,30 +4,17 @@
 // fill the register file.
 constexpr int tile_vectors = 3;
 constexpr int tile = tile_vectors * lanes;
-#if MHA_ISA_AVX512
-constexpr int micro_rows = 8;
-#else
-constexpr int micro_rows = 4;
-#endif
+constexpr int micro_rows = Isa::micro_rows;
 
 // Keys that one block of attention takes.
 constexpr int64_t key_block = 96;
 
-// What `multiply_add` sums: products of floats, or of two bfloat16 in each of their places.
+// What `multiply_add` sums: products of floats, or `Isa::Pairs` of two bfloat16 in each of
+// their places.
 struct Floats {
   static constexpr bool pairs = false;
   MHA_INLINE_MEMBER static Vec add_product(Vec sum, Vec x, Vec y) { return sum + x * y; }
 };
-#if MHA_ISA_AVX512
-struct BFloat16Pairs {
-  static constexpr bool pairs = true;
-  // As assembly, since only a part of the CPUs with AVX-512 has it: `can_dot` asks.
-  MHA_INLINE_MEMBER static Vec add_product(Vec sum, Vec x, Vec y) {
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
-    return sum;
-  }
-};
-#endif
 
 // c[m][v] += sum over k of a[m * a_m + k * a_k] * b[k * b_k + v * lanes ..]: a is broadcast
 // from any stride, b is read as it lies.

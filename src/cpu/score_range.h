@@ -69,6 +69,13 @@ struct ScoredRows {
 };
 
 template <typename Element>
+MHA_INLINE ScoredRows<Element> scored_rows(const ScoreArgs& args, const QueryTile& at,
+                                           const Element* key, int64_t key_stride) {
+  const float* query = args.query.at(at.n, at.h, at.first);
+  return {query, args.query.t, key, key_stride, args.head_dim, args.scale};
+}
+
+template <typename Element>
 static float exact_score(const ScoredRows<Element>& rows, int64_t query, int64_t key) {
   const float* q = rows.query + query * rows.query_stride;
   const Element* k = rows.key + key * rows.key_stride;

@@ -1,14 +1,8 @@
-// A vector of floats as wide as the ISA that this translation unit is compiled for, on the
-// compiler's vector types. Included once per ISA, inside that ISA's namespace: nothing here may
-// be shared between translation units, or the linker could keep one ISA's copy for all.
-
-#if MHA_ISA_AVX512
-constexpr int lanes = 16;
-#elif MHA_ISA_AVX2
-constexpr int lanes = 8;
-#else
-constexpr int lanes = 4;
-#endif
+// A vector of floats on the compiler's vector types, and what is the same for every instruction
+// set. vec_<isa>.h says how many `lanes` it has, includes this and adds what differs.
+//
+// Included once per ISA, inside that ISA's namespace, as everything here is: nothing may be
+// shared between translation units, or the linker could keep one ISA's copy for all.
 
 typedef float Vec __attribute__((vector_size(lanes * 4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(lanes * 4), may_alias));
@@ -22,9 +16,6 @@ typedef float UnalignedVec __attribute__((vector_size(lanes * 4), may_alias, ali
 #define MHA_APART static __attribute__((noinline))
 #define MHA_INLINE_MEMBER inline __attribute__((always_inline))
 
-MHA_INLINE float to_float(float x) {
-  return x;
-}
 MHA_INLINE uint32_t as_bits(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
@@ -35,37 +26,9 @@ MHA_INLINE float float_of_bits(uint32_t bits) {
   __builtin_memcpy(&x, &bits, sizeof x);
   return x;
 }
-MHA_INLINE float to_float(BFloat16 x) {
-  return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
-}
-MHA_INLINE float to_float(Float16 x) {
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
-  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
-  // The exponent's bias grows by 112; infinities and NaN keep the largest exponent.
-  if (magnitude >= 0x7c00u << 13) return float_of_bits(sign | magnitude | 0x7f800000);
-  return float_of_bits(sign | as_bits(float_of_bits(magnitude) * 0x1p112f));
-}
 
 MHA_INLINE Vec load(const float* p) {
   return *reinterpret_cast<const UnalignedVec*>(p);
-}
-MHA_INLINE Vec load(const BFloat16* p) {
-  const auto bits = *reinterpret_cast<const UnalignedShorts*>(p);
-  return reinterpret_cast<Vec>(__builtin_convertvector(bits, Words) << 16);
-}
-MHA_INLINE Vec load(const Float16* p) {
-#if MHA_ISA_AVX512
-  // Unmasked, g++ 12 warns of a value that the intrinsic leaves undefined.
-  return reinterpret_cast<Vec>(
-      _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-#elif MHA_ISA_AVX2
-  return reinterpret_cast<Vec>(
-      _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#else
-  Vec v;
-  for (int i = 0; i < lanes; ++i) v[i] = to_float(p[i]);
-  return v;
-#endif
 }
 MHA_INLINE void store(float* p, Vec v) {
   *reinterpret_cast<UnalignedVec*>(p) = v;
@@ -102,19 +65,6 @@ MHA_INLINE Vec max_drop_nan(Vec floor, Vec x) {
   return x > floor ? x : floor;
 }
 
-// Whether a comparison holds in any lane.
-MHA_INLINE bool any(IntVec v) {
-#if MHA_ISA_AVX512
-  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(v)) != 0;
-#elif MHA_ISA_AVX2
-  return _mm256_movemask_ps(reinterpret_cast<__m256>(v)) != 0;
-#else
-  int32_t found = 0;
-  for (int i = 0; i < lanes; ++i) found |= v[i];
-  return found != 0;
-#endif
-}
-
 // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
 constexpr float round_magic = 12582912.0f;
 
@@ -149,3 +99,11 @@ MHA_INLINE int64_t max64(int64_t a, int64_t b) {
 MHA_INLINE int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
+
+// For a set that does not multiply bfloat16 by twos.
+struct NoPairs {
+  static constexpr bool exist = false;
+  static constexpr bool can_run() { return false; }
+};
+
+#include "half_types.h"

@@ -40,23 +40,13 @@ MHA_INLINE void remember_block(WeightStrip& strip, const KeyBlock& block,
   for (int i = 0; i < tile; ++i) kept.maximum[i] = maximum[i];
 }
 
-// Writes past the caches where it can: a map is larger than they are, and reading its lines
-// before overwriting them would cost as much again.
-MHA_INLINE void stream(float* to, Vec v) {
-#if MHA_ISA_AVX512
-  _mm512_stream_ps(to, reinterpret_cast<__m512>(v));
-#elif MHA_ISA_AVX2
-  _mm256_stream_ps(to, reinterpret_cast<__m256>(v));
-#else
-  store(to, v);
-#endif
-}
-
 MHA_INLINE bool is_aligned(const float* p) {
   return reinterpret_cast<uintptr_t>(p) % (lanes * sizeof(float)) == 0;
 }
 
-// rows[i][0, keys) for one vector of queries: factor times the transposed strip.
+// rows[i][0, keys) for one vector of queries: factor times the transposed strip. Written past
+// the caches where it can be: a map is larger than they are, and reading its lines before
+// overwriting them would cost as much again.
 template <bool Add>
 static void write_block(const float* strip, int64_t keys, int64_t count, Vec factor,
                         float* rows, int64_t stride) {

@@ -1,5 +1,19 @@
-// Stores that round to a half type, to the nearest, ties to even. Included once per ISA.
+// From and to the half types. Stores round to the nearest, ties to even. Vectors of Float16
+// differ by ISA: see vec_<isa>.h. Included once per ISA (see vec.h).
 
+MHA_INLINE float to_float(float x) {
+  return x;
+}
+MHA_INLINE float to_float(BFloat16 x) {
+  return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
+}
+MHA_INLINE float to_float(Float16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
+  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
+  // The exponent's bias grows by 112; infinities and NaN keep the largest exponent.
+  if (magnitude >= 0x7c00u << 13) return float_of_bits(sign | magnitude | 0x7f800000);
+  return float_of_bits(sign | as_bits(float_of_bits(magnitude) * 0x1p112f));
+}
 MHA_INLINE BFloat16 to_bfloat16(float x) {
   const uint32_t bits = as_bits(x);
   if (x != x) return {0x7fc0};
@@ -27,22 +41,13 @@ MHA_INLINE void store_one(Float16* p, float x) {
   *p = to_float16(x);
 }
 
+MHA_INLINE Vec load(const BFloat16* p) {
+  const auto bits = *reinterpret_cast<const UnalignedShorts*>(p);
+  return reinterpret_cast<Vec>(__builtin_convertvector(bits, Words) << 16);
+}
 MHA_INLINE void store(BFloat16* p, Vec v) {
   const Words bits = reinterpret_cast<Words>(v);
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Words kept = v == v ? rounded : Words{} + 0x7fc0;
   *reinterpret_cast<UnalignedShorts*>(p) = __builtin_convertvector(kept, UnalignedShorts);
-}
-MHA_INLINE void store(Float16* p, Vec v) {
-#if MHA_ISA_AVX512
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(v),
-                                            _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#elif MHA_ISA_AVX2
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                   _mm256_cvtps_ph(reinterpret_cast<__m256>(v),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#else
-  for (int i = 0; i < lanes; ++i) p[i] = to_float16(v[i]);
-#endif
 }
