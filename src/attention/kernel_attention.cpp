@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "attention/mask_gradients.h"
-#include "attention/non_finite.h"
+#include "mask/dense_mask.h"
 #include "mask/kernel_mask.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/finite.h"
@@ -276,7 +276,7 @@ KernelResult attend_with_unknown(const at::Tensor& unknown, const at::Tensor& qu
   }
   if (result.row_factor.defined()) result.row_factor.masked_fill_(reached, not_a_number);
   if (result.weights.defined()) {
-    const auto allowed = densify(mask, at::kFloat, query.device()).allowed;
+    const auto allowed = allowed_pairs(mask, query.device());
     auto pairs = reached.unsqueeze(-1);
     if (allowed.defined()) pairs = pairs.logical_and(allowed);
     result.weights.masked_fill_(call.weights == Weights::averaged ? pairs.any(1) : pairs,

@@ -6,7 +6,6 @@
 
 #include <limits>
 
-#include "attention/non_finite.h"
 #include "runtime/finite.h"
 
 namespace mha::detail {
