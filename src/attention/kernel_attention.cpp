@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "attention/non_finite.h"
+#include "mask/dense_mask.h"
 #include "runtime/finite.h"
 
 namespace mha::detail {
@@ -48,7 +48,7 @@ KernelResult with_unknown_sinks(const at::Tensor& unknown, const at::Tensor& que
     factor.masked_fill_(reached, not_a_number);
   }
   if (result.weights.defined()) {
-    const auto allowed = densify(mask, at::kFloat, query.device()).allowed;
+    const auto allowed = allowed_pairs(mask, query.device());
     auto pairs = reached.unsqueeze(-1);
     if (allowed.defined()) pairs = pairs.logical_and(allowed);
     result.weights.masked_fill_(call.weights == Weights::averaged ? pairs.any(1) : pairs,

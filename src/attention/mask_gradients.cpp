@@ -50,7 +50,8 @@ at::Tensor pair_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward arg
 // other, those of a table each one place before the one above, so that its tiles take turns. A
 // few sums, as many whatever the number of threads, are formed side by side.
 at::Tensor shared_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward args,
-                           const std::vector<at::Tensor>& terms, bool by_distance) {
+                           const std::vector<at::Tensor>& terms, const MaskList& list) {
+  const bool by_distance = list.has(Axis::distance);
   constexpr int64_t most = 8;
   const int64_t tiles = tiles_of(kernels, args), chunks = std::clamp<int64_t>(tiles, 1, most);
   auto sizes = shape_of_sum(terms);
@@ -75,13 +76,15 @@ at::Tensor shared_gradient(const cpu::Kernels& kernels, cpu::AttentionBackward a
 std::vector<at::Tensor> mask_gradients(const cpu::Kernels& kernels, cpu::AttentionBackward args,
                                        const ResolvedMask& mask) {
   std::vector<at::Tensor> gradients;
-  for (const auto* list : added_lists(mask)) {
+  for (const MaskList& list : mask_lists) {
+    if (!list.is_added()) continue;
+    const auto& terms = mask.*list.tensors;
     at::Tensor sum;
-    if (any_requires_grad(*list)) {
-      sum = list == &mask.add ? pair_gradient(kernels, args, *list)
-                              : shared_gradient(kernels, args, *list, list == &mask.relative);
+    if (any_requires_grad(terms)) {
+      sum = list.has(Axis::query) ? pair_gradient(kernels, args, terms)
+                                  : shared_gradient(kernels, args, terms, list);
     }
-    for (const auto& term : *list) {
+    for (const auto& term : terms) {
       gradients.push_back(term.requires_grad()
                               ? sum.sum_to_size(term.sizes()).to(term.scalar_type())
                               : at::Tensor());

@@ -14,7 +14,7 @@
 #include <limits>
 #include <optional>
 
-#include "attention/non_finite.h"
+#include "mask/dense_mask.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/finite.h"
@@ -36,11 +36,6 @@ at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
 // is NaN.
 at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
   return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
-}
-
-double lowest_of(at::ScalarType dtype) {
-  return dtype == at::kDouble ? std::numeric_limits<double>::lowest()
-                              : std::numeric_limits<float>::lowest();
 }
 
 // scale * query . key in a wider range than the dtype's, held within the dtype's.
@@ -246,7 +241,8 @@ struct MaskedScores {
 MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value, const ResolvedMask& mask,
                            const Scoring& scoring) {
-  const auto [allowed, added] = densify(mask, query.scalar_type(), query.device());
+  const auto allowed = allowed_pairs(mask, query.device());
+  const auto added = added_pairs(mask, query.scalar_type());
   MaskedScores result{{}, allowed, {}};
   if (allowed.defined()) result.guarded.emplace(query, key, value, allowed, scoring.scale);
   auto& scores = result.scores;

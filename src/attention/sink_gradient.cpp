@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "attention/kernel_attention.h"
-#include "attention/non_finite.h"
 #include "runtime/finite.h"
 
 namespace mha::detail {

@@ -56,16 +56,15 @@ static void settle_row(const ScoredRows<Element>& rows, int64_t count, float* sc
 // pass 2 for one row: the terms that the mask adds. Their sum and the scores' are held.
 static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t query,
                              int64_t first, int64_t count, float* scores) {
-  const Rows<const float>* kinds[] = {&mask.added, &mask.added_keys, &mask.relative};
-  const float* terms[3];
-  int count_of_kinds = 0;
-  for (const auto* kind : kinds) {
-    if (kind->data) terms[count_of_kinds++] = kind->at(t.n, t.h, query) + first;
+  const float* terms[KernelMask::added_lists];
+  int lists = 0;
+  for (const auto& list : mask.added) {
+    if (list.data) terms[lists++] = list.at(t.n, t.h, query) + first;
   }
-  if (count_of_kinds == 0) return;
+  if (lists == 0) return;
   const auto add = [&](Vec score, const auto& term_of) {
     Vec term = term_of(terms[0]);
-    for (int i = 1; i < count_of_kinds; ++i) {
+    for (int i = 1; i < lists; ++i) {
       term = hold(largest_float, term + term_of(terms[i]));
     }
     return hold(score_limit, score + term * log4e);
@@ -79,16 +78,6 @@ static void add_decode_terms(const KernelMask& mask, const QueryTile& t, int64_t
   }
 }
 
-// Whether a query of the call may be kept from one of the keys [first, first + count).
-static bool some_blocked(const AttentionForward& args, int64_t n, int64_t first,
-                         int64_t count) {
-  const KernelMask& mask = args.mask;
-  const SampleBand band = band_of(mask, n);
-  return mask.key_documents || mask.keep_keys || mask.pair_bits ||
-         (mask.lengths && first + count > mask.lengths[n]) ||
-         band.low > first - (args.queries - 1) || band.high < first + count - 1;
-}
-
 // pass 2 for one row: -inf where the key is blocked.
 static void block_decode_scores(const AttentionForward& args, const QueryTile& t, int64_t query,
                                 int64_t first, int64_t count, float* scores) {
@@ -100,14 +89,7 @@ static void block_decode_scores(const AttentionForward& args, const QueryTile& t
   }
   const SampleBand band = band_of(mask, t.n);
   for (int64_t j = 0; j < count; ++j) {
-    const int64_t key = first + j;
-    const bool in_length = !mask.lengths || key < mask.lengths[t.n];
-    const bool together =
-        !mask.key_documents || mask.key_documents[t.n * mask.key_documents_n + key] ==
-                                   mask.query_documents[t.n * mask.query_documents_n + query];
-    const bool open =
-        in_length && together && (open_lanes(mask, band, t, key, pair_bits) >> query & 1);
-    if (!open) scores[j] = -__builtin_inff();
+    if (!is_open(mask, band, t, query, first + j, pair_bits)) scores[j] = -__builtin_inff();
   }
 }
 
@@ -203,7 +185,7 @@ static void decode_task(const AttentionForward& args, int64_t index, float* scra
     score(queries, key, args.key.t, count, places, scores + r * decode_chunk);
   });
   const int64_t masked = max64(0, min64(count, mask.keys - first));  // extra keys are open
-  const bool blocks = some_blocked(args, n, first, masked);
+  const bool blocks = some_blocked(mask, n, args.queries, first, masked);
   const int64_t size = partial_size(args);
   float* partial = partials + index * rows * size;
   for (int64_t r = 0; r < rows; ++r) {

@@ -52,12 +52,11 @@ struct KernelMask {
   const uint64_t* pair_bits = nullptr;
   const uint8_t* pair_classes = nullptr;
   int64_t pair_plane_n = 0, pair_plane_h = 0;  // plane = n * pair_plane_n + h * pair_plane_h
-  /// Added to the scaled scores, at data[n][h][query][key]. Null: nothing.
-  Rows<const float> added;
-  /// The same for keys, whatever the query: t = 0. Null: nothing.
-  Rows<const float> added_keys;
-  /// The same, by distance: rows of a table over each other, t = -1. Null: nothing.
-  Rows<const float> relative;
+  /// Added to the scaled scores, at data[n][h][query][key], one list after the other. t = 0:
+  /// one row for all queries; t = -1: a table by distance, its rows over each other. Null:
+  /// nothing.
+  static constexpr int added_lists = 3;
+  Rows<const float> added[added_lists];
   /// Numbers of documents, not negative; a pair is open where they are equal. -1 fills up the
   /// queries by at least one tile. Null: all are open. Stride 0 shares a row between samples.
   const int32_t *query_documents = nullptr, *key_documents = nullptr;

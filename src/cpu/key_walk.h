@@ -76,6 +76,25 @@ MHA_INLINE uint64_t open_lanes(const KernelMask& mask, const SampleBand& band,
   return pair_bits ? bits & pair_bits[key] : bits;
 }
 
+// Whether some of `queries` queries may be kept from one of the keys [first, first + count).
+MHA_INLINE bool some_blocked(const KernelMask& mask, int64_t n, int64_t queries, int64_t first,
+                             int64_t count) {
+  const SampleBand band = band_of(mask, n);
+  return mask.key_documents || mask.keep_keys || mask.pair_bits ||
+         (mask.lengths && first + count > mask.lengths[n]) ||
+         band.low > first - (queries - 1) || band.high < first + count - 1;
+}
+
+// Whether query first + i of the tile may attend to `key`, of those that the mask speaks of.
+MHA_INLINE bool is_open(const KernelMask& mask, const SampleBand& band, const QueryTile& t,
+                        int64_t i, int64_t key, const uint64_t* pair_bits) {
+  const bool in_length = !mask.lengths || key < mask.lengths[t.n];
+  const bool together = !mask.key_documents ||
+                        mask.key_documents[t.n * mask.key_documents_n + key] ==
+                            mask.query_documents[t.n * mask.query_documents_n + t.first + i];
+  return in_length && together && (open_lanes(mask, band, t, key, pair_bits) >> i & 1);
+}
+
 // The documents of the tile's queries.
 MHA_INLINE const int32_t* documents_of(const KernelMask& mask, const QueryTile& t) {
   return mask.query_documents + t.n * mask.query_documents_n + t.first;
@@ -137,9 +156,9 @@ static void add_terms(const KernelMask& mask, const QueryTile& t, const KeyBlock
                       float* terms, float* scores) {
   float* others = terms + key_block * tile;
   bool first = true;
-  for (const auto* kind : {&mask.added, &mask.added_keys, &mask.relative}) {
-    if (!kind->data) continue;
-    read_terms<V>(*kind, t, block, first ? terms : others);
+  for (const auto& list : mask.added) {
+    if (!list.data) continue;
+    read_terms<V>(list, t, block, first ? terms : others);
     for (int64_t j = 0; j < block.keys && !first; ++j) {
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) {
@@ -248,7 +267,8 @@ MHA_INLINE void walk_keys(const ScoreArgs& args, const QueryTile& t, const Visit
   const int64_t last = t.first + t.count - 1, vectors = ceil_div(t.count, lanes);
   const KeySpan span = key_span(mask, t);
   const SampleBand band = band_of(mask, t.n);
-  const bool adds = mask.added.data || mask.added_keys.data || mask.relative.data;
+  bool adds = false;
+  for (const auto& list : mask.added) adds |= list.data != nullptr;
   const DocumentRange documents =
       mask.key_documents ? document_range(documents_of(mask, t), t.count) : DocumentRange{};
   const uint64_t* pair_bits = nullptr;

@@ -5,11 +5,11 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "attention/kernel_attention.h"
+#include "mask/mask_parts.h"
 #include "runtime/attention_path.h"
 
 namespace mha::detail {
@@ -37,25 +37,6 @@ ResolvedMask without_gradient(ResolvedMask mask) {
   return mask;
 }
 
-// A size of 1 may stand for all.
-at::Tensor narrow_unless_shared(const at::Tensor& tensor, int64_t dim, int64_t from,
-                                int64_t count) {
-  return tensor.size(dim) == 1 ? tensor : tensor.narrow(dim, from, count);
-}
-
-std::vector<std::vector<at::Tensor>*> pair_masks(ResolvedMask& mask) {
-  return {&mask.keep, &mask.block, &mask.add};
-}
-
-void shift_band(ResolvedMask& mask, int64_t by) {
-  Band& band = mask.band;
-  if (band.low != -Band::open) band.low += by;
-  if (band.high != Band::open) band.high += by;
-  for (auto* list : {&mask.lows, &mask.highs}) {
-    for (auto& edge : *list) edge = edge + by;
-  }
-}
-
 RowStatistics narrow_rows(const RowStatistics& statistics, int64_t dim, int64_t from,
                           int64_t count) {
   if (!statistics.maximum.defined()) return {};
@@ -71,55 +52,24 @@ MapView select_head(const MapView& view, int64_t head) {
   part.query = view.query.narrow(1, head, 1);
   part.key = view.key.narrow(1, kv_head, 1);
   part.statistics = narrow_rows(view.statistics, 1, head, 1);
-  part.mask.heads = 1;
+  part.mask = select_head(view.mask, head);
   auto& sinks = part.scoring.sinks;
   if (sinks.defined()) sinks = sinks.narrow(1, head, 1);
-  for (auto* list : {&part.mask.keep, &part.mask.block, &part.mask.add, &part.mask.add_keys,
-                     &part.mask.relative}) {
-    for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 1, head, 1);
-  }
   return part;
 }
 
 MapView select_rows(const MapView& view, int64_t from, int64_t to) {
   MapView part = view;
-  const int64_t count = to - from;
-  part.query = view.query.narrow(2, from, count);
-  part.statistics = narrow_rows(view.statistics, 2, from, count);
-  part.mask.queries = count;
-  shift_band(part.mask, from);
-  for (auto& ids : part.mask.query_documents) ids = ids.narrow(1, from, count);
-  for (auto& table : part.mask.relative) {
-    const int64_t distances = std::max<int64_t>(count + view.mask.keys - 1, 0);
-    const int64_t start = table.size(3) - distances - from;
-    table = table.narrow(3, std::max<int64_t>(start, 0), distances);
-  }
-  for (auto* list : pair_masks(part.mask)) {
-    for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 2, from, count);
-  }
+  part.query = view.query.narrow(2, from, to - from);
+  part.statistics = narrow_rows(view.statistics, 2, from, to - from);
+  part.mask = select_rows(view.mask, from, to);
   return part;
 }
 
 MapView select_keys(const MapView& view, int64_t from, int64_t to) {
   MapView part = view;
-  const int64_t given = view.mask.keys, first = std::min(from, given);
-  const int64_t count = std::min(to, given) - first;
   part.key = view.key.narrow(2, from, to - from);
-  part.mask.keys = count;
-  part.mask.extra_keys = to - from - count;
-  shift_band(part.mask, -first);
-  for (auto& ids : part.mask.key_documents) ids = ids.narrow(1, first, count);
-  for (auto& table : part.mask.relative) {
-    const int64_t distances = std::max<int64_t>(view.mask.queries + count - 1, 0);
-    table = table.narrow(3, std::min(first, table.size(3) - distances), distances);
-  }
-  for (auto& lengths : part.mask.lengths) lengths = (lengths - first).clamp(0, count);
-  for (auto* list : {&part.mask.keep_keys, &part.mask.block_keys, &part.mask.add_keys}) {
-    for (auto& tensor : *list) tensor = tensor.narrow(3, first, count);
-  }
-  for (auto* list : pair_masks(part.mask)) {
-    for (auto& tensor : *list) tensor = narrow_unless_shared(tensor, 3, first, count);
-  }
+  part.mask = select_keys(view.mask, from, to);
   return part;
 }
 

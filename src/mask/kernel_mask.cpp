@@ -10,29 +10,33 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
+#include "mask/dense_mask.h"
 #include "mask/mask_views.h"
+#include "runtime/finite.h"
 #include "runtime/uncomputed.h"
 
 namespace mha::detail {
 namespace {
 
-// The conjunction of all masks that speak of single keys, (N or 1, S) bytes; undefined: none.
-at::Tensor merge_key_masks(const ResolvedMask& mask) {
-  at::Tensor merged;
-  const auto merge = [&merged](const at::Tensor& open) {
-    merged = merged.defined() ? merged.logical_and(open) : open;
-  };
-  for (const auto& keep : mask.keep_keys) merge(keep.ne(0));
-  for (const auto& block : mask.block_keys) merge(block.logical_not());
-  for (const auto& term : mask.add_keys) {
-    if (term.size(1) != 1) continue;
-    const auto blocks = term.detach().eq(-infinity);
-    if (blocks.any().item<bool>()) merge(blocks.logical_not());
+// Whether the kernels read what a list blocks in a form of its own, and not as flags of keys
+// or, which takes L x S bits, of pairs.
+bool has_own_form(Meaning meaning) {
+  switch (meaning) {
+    case Meaning::low_edge:
+    case Meaning::high_edge:
+    case Meaning::length:
+    case Meaning::query_document:
+    case Meaning::key_document:
+      return true;
+    case Meaning::keep:
+    case Meaning::block:
+    case Meaning::add:
+    case Meaning::add_finite:
+      break;
   }
-  return merged.defined() ? merged.flatten(1).contiguous() : merged;
+  return false;
 }
 
 // (.., L, S) with the numbers of a row side by side; one that all queries share stays one.
@@ -42,32 +46,38 @@ at::Tensor as_rows(const at::Tensor& tensor, const ResolvedMask& mask) {
   return rows.expand({-1, -1, mask.queries, -1});
 }
 
-// The conjunction of all masks that speak of pairs, (N or 1, H or 1, L, S); undefined: none.
-at::Tensor merge_pair_masks(const ResolvedMask& mask) {
-  at::Tensor merged;
-  const auto merge = [&merged](const at::Tensor& open) {
-    merged = merged.defined() ? merged.logical_and(open) : open;
-  };
-  for (const auto& keep : mask.keep) merge(keep.scalar_type() == at::kBool ? keep : keep.ne(0));
-  for (const auto& block : mask.block) merge(block.logical_not());
-  const auto merge_blocks = [&merge](const at::Tensor& term) {
-    const auto blocks = without_repeats(term.detach()).eq(-infinity);
-    if (blocks.any().item<bool>()) merge(blocks.logical_not());
-  };
-  for (const auto& term : mask.add) merge_blocks(term);
-  for (const auto& term : mask.add_keys) {
-    if (term.size(1) != 1) merge_blocks(term);
+// The conjunction of all other lists; undefined: open.
+struct OpenFlags {
+  at::Tensor keys;   // (N or 1, S), of those that speak of single keys
+  at::Tensor pairs;  // (N or 1, H or 1, L, S)
+};
+
+OpenFlags merge_flags(const ResolvedMask& mask) {
+  OpenFlags merged;
+  for (const MaskList& list : mask_lists) {
+    if (has_own_form(list.meaning)) continue;
+    for (size_t i = 0; i < (mask.*list.tensors).size(); ++i) {
+      const auto open = open_pairs(mask, list, i);
+      if (!open.defined() || (list.is_added() && open.all().item<bool>())) continue;
+      auto& flags = open.size(1) == 1 && open.size(2) == 1 ? merged.keys : merged.pairs;
+      flags = flags.defined() ? flags.logical_and(open) : open;
+    }
   }
-  return merged.defined() ? as_rows(merged, mask) : merged;
+  if (merged.keys.defined()) {
+    merged.keys = merged.keys.expand({-1, 1, 1, mask.keys}).flatten(1).contiguous();
+  }
+  if (merged.pairs.defined()) merged.pairs = as_rows(merged.pairs, mask);
+  return merged;
 }
 
-// The sum of added terms in float32, (N or 1, H or 1, L, S), -inf only where a term was;
-// undefined: none.
-at::Tensor merge_added(const std::vector<at::Tensor>& terms, const ResolvedMask& mask) {
-  constexpr double lowest = std::numeric_limits<float>::lowest();
+// The sum of a list's terms in float32, (N or 1, H or 1, L, S) or, by distance, (N or 1, H or
+// 1, 1, L + S - 1), with -inf only where a term was; undefined: none.
+at::Tensor merge_added(const MaskList& list, const ResolvedMask& mask) {
+  constexpr double lowest = lowest_of(at::kFloat);
+  const bool by_distance = list.has(Axis::distance);
   at::Tensor sum;
-  for (const auto& term : terms) {
-    auto values = without_repeats(term.detach());
+  for (const auto& term : mask.*list.tensors) {
+    auto values = by_distance ? term.detach() : without_repeats(term.detach());
     // No other dtype holds less, and a half type could not hold the limit.
     if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
     values = values.to(at::kFloat);
@@ -75,20 +85,8 @@ at::Tensor merge_added(const std::vector<at::Tensor>& terms, const ResolvedMask&
                               .clamp(lowest, -lowest)
                         : values;
   }
-  return sum.defined() ? as_rows(sum, mask) : sum;
-}
-
-// The sum of the terms by distance, (N or 1, H or 1, 1, L + S - 1) float32; undefined: none.
-at::Tensor merge_relative(const ResolvedMask& mask) {
-  constexpr double lowest = std::numeric_limits<float>::lowest();
-  at::Tensor sum;
-  for (const auto& term : mask.relative) {
-    auto values = term.detach();
-    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
-    values = values.to(at::kFloat);
-    sum = sum.defined() ? (sum + values).clamp(lowest, -lowest) : values;
-  }
-  return sum.defined() ? sum.contiguous() : sum;
+  if (!sum.defined()) return sum;
+  return by_distance ? sum.contiguous() : as_rows(sum, mask);
 }
 
 }  // namespace
@@ -186,6 +184,47 @@ int64_t stride_or_zero(const at::Tensor& tensor, int64_t dim) {
   return tensor.size(dim) > 1 ? tensor.stride(dim) : 0;
 }
 
+void pack_open_pairs(const at::Tensor& pairs, const cpu::Kernels& kernels, PackedMask& packed) {
+  const int64_t n = pairs.size(0), h = pairs.size(1), l = pairs.size(2), s = pairs.size(3);
+  const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
+  const int64_t blocks = (s + kernels.key_block - 1) / kernels.key_block;
+  const auto bits = uncomputed({n * h * tiles * s}, at::kLong);
+  const auto classes = uncomputed({n * h * tiles * blocks}, at::kByte);
+  auto* bits_data = reinterpret_cast<uint64_t*>(bits.data_ptr<int64_t>());
+  auto* class_data = classes.data_ptr<uint8_t>();
+  const auto* allowed = reinterpret_cast<const uint8_t*>(pairs.data_ptr<bool>());
+  for (int64_t plane = 0; plane < n * h; ++plane) {
+    kernels.pack_pairs(allowed + plane / h * pairs.stride(0) + plane % h * pairs.stride(1),
+                       pairs.stride(2), l, s, bits_data + plane * tiles * s,
+                       class_data + plane * tiles * blocks);
+  }
+  packed.mask.pair_bits = bits_data;
+  packed.mask.pair_classes = class_data;
+  packed.mask.pair_plane_n = n > 1 ? h : 0;
+  packed.mask.pair_plane_h = h > 1 ? 1 : 0;
+  packed.storage.push_back(bits);
+  packed.storage.push_back(classes);
+}
+
+void pack_added(const ResolvedMask& resolved, PackedMask& packed) {
+  static_assert(count_added() == cpu::KernelMask::added_lists);
+  cpu::Rows<const float>* next = packed.mask.added;
+  for (const MaskList& list : mask_lists) {
+    if (!list.is_added()) continue;
+    cpu::Rows<const float>& rows = *next++;
+    const auto sum = merge_added(list, resolved);
+    // Without queries there is no place in a table to point at.
+    if (!sum.defined() || sum.numel() == 0 || resolved.queries == 0) continue;
+    rows = {sum.data_ptr<float>(), stride_or_zero(sum, 0), stride_or_zero(sum, 1), 0};
+    if (list.has(Axis::query)) rows.t = sum.stride(2);
+    if (list.has(Axis::distance)) {
+      rows.data += resolved.queries - 1;
+      rows.t = -1;
+    }
+    packed.storage.push_back(sum);
+  }
+}
+
 }  // namespace
 
 PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) {
@@ -206,53 +245,14 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
     packed.storage.push_back(lengths);
   }
 
-  if (const auto keys = merge_key_masks(resolved); keys.defined()) {
-    mask.keep_keys = reinterpret_cast<const uint8_t*>(keys.data_ptr<bool>());
-    mask.keep_keys_n = stride_or_zero(keys, 0);
-    packed.storage.push_back(keys);
+  const auto open = merge_flags(resolved);
+  if (open.keys.defined()) {
+    mask.keep_keys = reinterpret_cast<const uint8_t*>(open.keys.data_ptr<bool>());
+    mask.keep_keys_n = stride_or_zero(open.keys, 0);
+    packed.storage.push_back(open.keys);
   }
-
-  if (const auto pairs = merge_pair_masks(resolved); pairs.defined()) {
-    const int64_t n = pairs.size(0), h = pairs.size(1), l = pairs.size(2), s = pairs.size(3);
-    const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
-    const int64_t blocks = (s + kernels.key_block - 1) / kernels.key_block;
-    const auto bits = uncomputed({n * h * tiles * s}, at::kLong);
-    const auto classes = uncomputed({n * h * tiles * blocks}, at::kByte);
-    auto* bits_data = reinterpret_cast<uint64_t*>(bits.data_ptr<int64_t>());
-    auto* class_data = classes.data_ptr<uint8_t>();
-    const auto* allowed = reinterpret_cast<const uint8_t*>(pairs.data_ptr<bool>());
-    for (int64_t plane = 0; plane < n * h; ++plane) {
-      kernels.pack_pairs(allowed + plane / h * pairs.stride(0) + plane % h * pairs.stride(1),
-                         pairs.stride(2), l, s, bits_data + plane * tiles * s,
-                         class_data + plane * tiles * blocks);
-    }
-    mask.pair_bits = bits_data;
-    mask.pair_classes = class_data;
-    mask.pair_plane_n = n > 1 ? h : 0;
-    mask.pair_plane_h = h > 1 ? 1 : 0;
-    packed.storage.push_back(bits);
-    packed.storage.push_back(classes);
-  }
-
-  if (const auto added = merge_added(resolved.add, resolved); added.defined()) {
-    mask.added = {added.data_ptr<float>(), stride_or_zero(added, 0), stride_or_zero(added, 1),
-                  added.stride(2)};
-    packed.storage.push_back(added);
-  }
-
-  if (const auto added = merge_added(resolved.add_keys, resolved); added.defined()) {
-    mask.added_keys = {added.data_ptr<float>(), stride_or_zero(added, 0),
-                       stride_or_zero(added, 1), 0};
-    packed.storage.push_back(added);
-  }
-
-  // Without queries there is no place in the table to point at.
-  if (const auto table = merge_relative(resolved);
-      table.defined() && table.numel() > 0 && resolved.queries > 0) {
-    mask.relative = {table.data_ptr<float>() + resolved.queries - 1, stride_or_zero(table, 0),
-                     stride_or_zero(table, 1), -1};
-    packed.storage.push_back(table);
-  }
+  if (open.pairs.defined()) pack_open_pairs(open.pairs, kernels, packed);
+  pack_added(resolved, packed);
   return packed;
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <c10/util/Exception.h>
@@ -25,11 +24,6 @@ Band band_of(const Mask::Term& term, const AttentionSizes& sizes) {
   if (term.left >= 0) band.low = shift - std::min(term.left, Band::open / 2);
   if (term.right >= 0) band.high = shift + std::min(term.right, Band::open / 2);
   return band;
-}
-
-// (N, 1, 1, 1)
-at::Tensor of_sample(const at::Tensor& edge) {
-  return edge.view({-1, 1, 1, 1});
 }
 
 // (N) positions of the first queries. Those beyond any sequence are held where they can't
@@ -129,25 +123,21 @@ void add_flags(const at::Tensor& flags, Flag meaning, const AttentionSizes& size
   }
 }
 
-// Distances key - query from -(L - 1) to S - 1.
-int64_t distances(const AttentionSizes& sizes) {
-  return std::max<int64_t>(sizes.queries + sizes.keys - 1, 0);
-}
-
 at::Tensor relative_view(const at::Tensor& table, const AttentionSizes& sizes) {
+  const int64_t distances = count_distances(sizes.queries, sizes.keys);
   TORCH_CHECK(table.dim() == 2 && (table.size(0) == sizes.heads || table.size(0) == 1) &&
-                  table.size(1) == distances(sizes),
+                  table.size(1) == distances,
               "Mask::relative: expected shape (H or 1, L + S - 1) = (", sizes.heads, " or 1, ",
-              distances(sizes), "), found ", table.sizes());
+              distances, "), found ", table.sizes());
   if (!sizes.offsets.defined()) return table.unsqueeze(1).unsqueeze(0);
   // Where query i of a sample stands at key offset + i in place of S - L + i, its table begins
   // so many entries later. Only padding, which no one reads, would look beyond the ends.
-  const auto place = at::arange(distances(sizes), sizes.offsets.options()) +
+  const auto place = at::arange(distances, sizes.offsets.options()) +
                      (sizes.keys - sizes.queries) -
                      checked_offsets("relative", sizes.offsets, sizes).unsqueeze(1);
-  const auto index = place.clamp(0, std::max<int64_t>(distances(sizes) - 1, 0));
+  const auto index = place.clamp(0, std::max<int64_t>(distances - 1, 0));
   return table.index_select(1, index.flatten())
-      .view({table.size(0), sizes.batch, 1, distances(sizes)})
+      .view({table.size(0), sizes.batch, 1, distances})
       .transpose(0, 1);
 }
 
@@ -171,7 +161,8 @@ at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
   TORCH_CHECK(slopes.dim() == 1 && slopes.size(0) == sizes.heads,
               "Mask::alibi: slopes: expected shape (H) = (", sizes.heads, "), found ",
               slopes.sizes());
-  auto distance = at::arange(distances(sizes), slopes.options().dtype(at::kDouble)) -
+  auto distance = at::arange(count_distances(sizes.queries, sizes.keys),
+                             slopes.options().dtype(at::kDouble)) -
                   static_cast<double>(sizes.queries - 1);
   distance = distance.view({1, 1, 1, -1});
   const bool is_last = term.alignment == Mask::Alignment::bottom_right;
@@ -179,17 +170,13 @@ at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
                         : is_last             ? sizes.offsets
                                               : term.second;
   if (offsets.defined()) {
-    distance = distance - of_sample(checked_offsets("alibi", offsets, sizes));
+    distance = distance - checked_offsets("alibi", offsets, sizes).view({-1, 1, 1, 1});
   } else if (is_last) {
     distance = distance - static_cast<double>(sizes.keys - sizes.queries);
   }
   distance = distance.abs();
   const auto dtype = fits_float(slopes, distance, sizes) ? at::kFloat : at::kDouble;
   return slopes.to(dtype).view({1, -1, 1, 1}).neg() * distance.to(dtype);
-}
-
-at::Tensor and_if_defined(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() ? a.logical_and(b) : b;
 }
 
 }  // namespace
@@ -285,72 +272,6 @@ ResolvedMask resolve(const Mask& mask, const AttentionSizes& sizes, at::Device d
     resolved.band = {};
   }
   return resolved;
-}
-
-DenseMask densify(const ResolvedMask& mask, at::ScalarType dtype, at::Device device) {
-  at::Tensor allowed, added;
-  const auto index_options = at::TensorOptions().dtype(at::kLong).device(device);
-  if (!mask.band.is_open() || !mask.lows.empty() || !mask.highs.empty()) {
-    const auto distance = (at::arange(mask.keys, index_options).unsqueeze(0) -
-                           at::arange(mask.queries, index_options).unsqueeze(1))
-                              .view({1, 1, mask.queries, mask.keys});
-    allowed = distance.ge(mask.band.low).logical_and(distance.le(mask.band.high));
-    for (const auto& low : mask.lows) {
-      allowed = allowed.logical_and(distance.ge(of_sample(low)));
-    }
-    for (const auto& high : mask.highs) {
-      allowed = allowed.logical_and(distance.le(of_sample(high)));
-    }
-  }
-  for (const auto& lengths : mask.lengths) {
-    const auto index = at::arange(mask.keys, index_options).unsqueeze(0);
-    const auto real = index.lt(lengths.unsqueeze(1));
-    allowed = and_if_defined(allowed, real.unsqueeze(1).unsqueeze(1));
-  }
-  for (const auto& keep : mask.keep_keys) allowed = and_if_defined(allowed, keep.ne(0));
-  for (const auto& block : mask.block_keys)
-    allowed = and_if_defined(allowed, block.logical_not());
-  for (const auto& keep : mask.keep) allowed = and_if_defined(allowed, keep.ne(0));
-  for (const auto& block : mask.block) allowed = and_if_defined(allowed, block.logical_not());
-  for (size_t i = 0; i < mask.key_documents.size(); ++i) {
-    const auto together =
-        mask.query_documents[i].unsqueeze(2).eq(mask.key_documents[i].unsqueeze(1));
-    allowed = and_if_defined(allowed, together.unsqueeze(1));
-  }
-  // Clamped, since the lowest value of a wider dtype, or the sum of two, must stay finite.
-  const double lowest = dtype == at::kDouble ? std::numeric_limits<double>::lowest()
-                                             : std::numeric_limits<float>::lowest();
-  const auto add_to = [&, dtype](at::Tensor& sum, at::Tensor values) {
-    if (values.scalar_type() == at::kDouble) values = values.clamp(lowest, -lowest);
-    values = values.to(dtype);
-    sum = sum.defined() ? (sum + values).clamp(lowest, -lowest) : values;
-  };
-  // A list after the other, as the kernels hold their sums.
-  for (const auto* list : {&mask.add, &mask.add_keys}) {
-    at::Tensor sum;
-    for (const auto& term : *list) {
-      const auto is_block = term.detach().eq(-infinity);
-      allowed = and_if_defined(allowed, is_block.logical_not());
-      add_to(sum, term.masked_fill(is_block, 0));
-    }
-    if (sum.defined()) add_to(added, sum);
-  }
-  at::Tensor by_distance;
-  for (const auto& term : mask.relative) {
-    if (mask.queries == 0 || mask.keys == 0) break;
-    // Row L - 1 - i of the unfolded table is that of query i.
-    add_to(by_distance, term.unfold(3, mask.keys, 1).squeeze(2).flip(2));
-  }
-  if (by_distance.defined()) add_to(added, by_distance);
-  if (mask.extra_keys > 0) {
-    const auto padded = [&](const at::Tensor& tensor, double value) {
-      return at::constant_pad_nd(tensor.expand({-1, -1, -1, mask.keys}), {0, mask.extra_keys},
-                                 value);
-    };
-    if (allowed.defined()) allowed = padded(allowed, 1);
-    if (added.defined()) added = padded(added, 0);
-  }
-  return {allowed, added};
 }
 
 }  // namespace mha::detail

@@ -4,7 +4,7 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linear.h>
 
-#include "attention/non_finite.h"
+#include "runtime/finite.h"
 
 namespace mha::detail {
 namespace {

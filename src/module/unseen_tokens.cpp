@@ -13,23 +13,46 @@
 #include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <tuple>
 
+#include "mask/dense_mask.h"
 #include "mask/kernel_mask.h"
-#include "mask/mask_views.h"
 #include "runtime/finite.h"
 
 namespace mha::detail {
 namespace {
 
-bool has_pair_masks(const ResolvedMask& mask) {
-  return !mask.keep.empty() || !mask.block.empty() || !mask.add.empty();
+// Of ids: queries see the keys that have theirs.
+bool is_of_documents(const MaskList& list) {
+  return list.meaning == Meaning::query_document || list.meaning == Meaning::key_document;
 }
 
-bool has_key_masks(const ResolvedMask& mask) {
-  return !mask.lengths.empty() || !mask.keep_keys.empty() || !mask.block_keys.empty() ||
-         !mask.add_keys.empty();
+// Of the places that a query sees, from the first to the last.
+bool is_of_spans(const MaskList& list) {
+  return list.meaning == Meaning::low_edge || list.meaning == Meaning::high_edge ||
+         list.meaning == Meaning::length;
+}
+
+// Of single keys, whatever the query.
+bool is_of_keys(const MaskList& list) {
+  const bool is_flag = list.meaning == Meaning::keep || list.meaning == Meaning::block ||
+                       list.meaning == Meaning::add;
+  return is_flag && list.has(Axis::key) && !list.has(Axis::query);
+}
+
+// Of pairs, or in a way that is not known here.
+bool is_of_pairs(const MaskList& list) {
+  return list.meaning != Meaning::add_finite && !is_of_documents(list) && !is_of_spans(list) &&
+         !is_of_keys(list);
+}
+
+template <typename Predicate>
+bool any_list(const ResolvedMask& mask, const Predicate& predicate) {
+  return std::any_of(std::begin(mask_lists), std::end(mask_lists), [&](const MaskList& list) {
+    return !(mask.*list.tensors).empty() && predicate(list);
+  });
 }
 
 bool documents_are_shared(const ResolvedMask& mask) {
@@ -42,10 +65,10 @@ bool documents_are_shared(const ResolvedMask& mask) {
 // Whether what is seen is decided by one band and the documents of self-attention alone, and
 // every token sees another or itself: known without reading a number.
 bool all_are_seen(const ResolvedMask& mask) {
-  if (has_pair_masks(mask) || has_key_masks(mask) || !mask.lows.empty() ||
-      !mask.highs.empty()) {
-    return false;
-  }
+  const bool by_others = any_list(mask, [](const MaskList& list) {
+    return is_of_pairs(list) || is_of_keys(list) || is_of_spans(list);
+  });
+  if (by_others) return false;
   const auto [low, high] = mask.band;
   if (!mask.key_documents.empty()) {
     return mask.queries == mask.keys && low <= 0 && high >= 0 && documents_are_shared(mask);
@@ -58,28 +81,21 @@ bool all_are_seen(const ResolvedMask& mask) {
 // Of a mask that is L x S itself.
 UnseenTokens unseen_in_pairs(ResolvedMask mask, at::Device device) {
   mask.extra_keys = 0;
-  mask.relative.clear();  // its entries block nothing
-  for (auto* list : {&mask.add, &mask.add_keys}) {
-    for (const auto& added : *list) {
-      mask.block.push_back(without_repeats(added.detach()).eq(-infinity));
-    }
-    list->clear();
-  }
-  const auto seen =
-      densify(mask, at::kFloat, device).allowed.any(1).expand({-1, mask.queries, mask.keys});
+  const auto seen = allowed_pairs(mask, device).any(1).expand({-1, mask.queries, mask.keys});
   return {seen.any(1).logical_not(), seen.any(2).logical_not()};
 }
 
 // (N or 1, S) keys that are no padding to any head; undefined: all.
 at::Tensor open_keys(const ResolvedMask& mask) {
-  at::Tensor open;  // (N or 1, H or 1, 1, S)
-  const auto keep = [&open](const at::Tensor& keys) {
-    open = open.defined() ? open.logical_and(keys) : keys;
-  };
-  for (const auto& keys : mask.keep_keys) keep(keys.ne(0));
-  for (const auto& keys : mask.block_keys) keep(keys.logical_not());
-  for (const auto& keys : mask.add_keys) keep(keys.detach().ne(-infinity));
-  return open.defined() ? open.any(1).flatten(1) : open;
+  at::Tensor open;  // (N or 1, H or 1, 1, S or 1)
+  for (const MaskList& list : mask_lists) {
+    if (!is_of_keys(list)) continue;
+    for (size_t i = 0; i < (mask.*list.tensors).size(); ++i) {
+      const auto keys = open_pairs(mask, list, i);
+      open = open.defined() ? open.logical_and(keys) : keys;
+    }
+  }
+  return open.defined() ? open.any(1).flatten(1).expand({-1, mask.keys}) : open;
 }
 
 // The places that a token sees, from the first to the last: (N or 1, T) each.
@@ -151,7 +167,7 @@ bool holds_large(const Tokens& tokens, bool holds_keys) {
 
 UnseenTokens unseen_tokens(const ResolvedMask& mask, at::Device device) {
   if (all_are_seen(mask)) return {};
-  if (has_pair_masks(mask)) return unseen_in_pairs(mask, device);
+  if (any_list(mask, is_of_pairs)) return unseen_in_pairs(mask, device);
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
   auto low = at::full({1, 1}, mask.band.low, options),
        high = at::full({1, 1}, mask.band.high, options);
@@ -193,7 +209,7 @@ void drop_unseen_tokens(const MultiHeadAttentionImpl& module, const KeySource& s
                             (options.qk_norm() != QKNorm::none && at::GradMode::is_enabled());
   if (!may_overflow && !holds_non_finite(tokens, holds_keys)) return;
   // A mask of pairs costs several passes over it.
-  if (has_pair_masks(mask) && !holds_large(tokens, holds_keys)) return;
+  if (any_list(mask, is_of_pairs) && !holds_large(tokens, holds_keys)) return;
   auto &query = tokens.query, &key = tokens.key, &value = tokens.value;
   const auto unseen = unseen_tokens(mask, query.device());
   if (holds_keys && may_have_marks(unseen.keys)) {

@@ -1,5 +1,9 @@
 #include "runtime/finite.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -39,6 +43,19 @@ bool may_be_non_finite(const at::Tensor& tensor) {
 
 bool may_branch_on_numbers(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && !is_tracing();
+}
+
+at::Tensor row_is_finite(const at::Tensor& tensor) {
+  return at::isfinite(tensor.detach()).all(-1);
+}
+
+at::Tensor finite_rows(const at::Tensor& tensor) {
+  return tensor.masked_fill(row_is_finite(tensor).logical_not().unsqueeze(-1), 0);
+}
+
+std::vector<int64_t> marked_rows(const at::Tensor& marks) {
+  const auto indices = marks.flatten(0, -2).any(0).nonzero().flatten().to(at::kCPU);
+  return {indices.data_ptr<int64_t>(), indices.data_ptr<int64_t>() + indices.numel()};
 }
 
 }  // namespace mha::detail

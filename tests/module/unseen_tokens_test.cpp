@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "module/unseen_tokens.h"
 #include "support/expect.h"
+#include "support/mask_samples.h"
 #include "support/oracle.h"
 
 namespace mha::test {
@@ -148,6 +150,21 @@ std::vector<MultiHeadAttentionOptions> option_cases() {
           MultiHeadAttentionOptions(base)
               .output_gate(OutputGate::per_head)
               .rotary(RotaryOptions())};
+}
+
+TEST(UnseenTokensTest, AreFoundBehindEveryList) {
+  const Sizes sizes{N, H, 4, 6};
+  for (const auto& sample : mask_samples(sizes)) {
+    const Unseen expected({sample.name, sizes.l, sizes.s, sample.mask}, false);
+    const auto found = detail::unseen_tokens(resolve(sample.mask, sizes), at::kCPU);
+    // Of shape (N or 1, T); undefined: none.
+    const auto is_same = [](const at::Tensor& tokens, const at::Tensor& other) {
+      return tokens.defined() ? at::equal(tokens.expand_as(other), other)
+                              : !other.any().item<bool>();
+    };
+    EXPECT_TRUE(is_same(found.keys, expected.keys)) << sample.name;
+    EXPECT_TRUE(is_same(found.queries, expected.queries)) << sample.name;
+  }
 }
 
 TEST(UnseenTokensTest, AreAsGoodAsZerosInEveryResultAndGradientHoweverLarge) {
