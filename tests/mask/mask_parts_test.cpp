@@ -65,7 +65,7 @@ Inputs draw_inputs(const Sizes& sizes) {
 }
 
 detail::AttentionCall call_without_weights() {
-  return {{1 / std::sqrt(static_cast<double>(head_dim))}, 0, 0, Weights::none, false};
+  return {{1 / std::sqrt(static_cast<double>(head_dim))}};
 }
 
 TEST(MaskPartsTest, EveryListHasASampleThatHoldsItAlone) {
@@ -154,15 +154,17 @@ const std::vector<Sizes> path_sizes{{2, 2, 4, 6}, {2, 2, 70, 130}, {2, 2, 2, 700
 TEST(MaskPartsTest, ThePathsGiveWhatTheLoopsSay) {
   for (const auto& sizes : path_sizes) {
     const auto [q, k, v] = draw_inputs(sizes);
-    const auto call = call_without_weights();
+    auto call = call_without_weights();
     for (const auto& sample : mask_samples(sizes)) {
       SCOPED_TRACE(testing::Message() << sample.name << ", L " << sizes.l);
       const auto mask = test::resolve(sample.mask, sizes);
       const auto expected = test::oracle_attention(q, k, v, sample.mask).output;
       EXPECT_TRUE(is_close(plain_attention(q, k, v, mask, call).output, expected, 3e-6));
-      for (const bool for_backward : {false, true}) {
-        const auto result = kernel_attention(q, k, v, mask, call, for_backward);
-        EXPECT_TRUE(is_close(result.output, expected, 3e-6)) << for_backward;
+      for (const auto statistics : {detail::Statistics::unwanted, detail::Statistics::needed}) {
+        call.statistics = statistics;
+        const auto result = kernel_attention(q, k, v, mask, call);
+        EXPECT_TRUE(is_close(result.output, expected, 3e-6))
+            << "statistics " << static_cast<int>(statistics);
       }
     }
   }
