@@ -37,15 +37,15 @@ void expect_error(const Maps& maps, const Options& options, const std::string& t
 TEST(DrawErrorTest, ANumberThatIsNoEnumeratorIsRefused) {
   const Maps maps = maps_of(at::full({2, 2}, 0.5));
   for (const int number : {3, 9, -1, INT_MAX, INT_MIN}) {
-    const std::string found = std::to_string(number) + ")";
+    const std::string found = std::to_string(number);
     expect_error(maps, Options().colours(static_cast<ColourMap>(number)),
-                 "colours: expected dusk, ink or grey, found ColourMap(" + found);
+                 "colours: expected dusk, ink or grey, found " + found);
     expect_error(maps, Options().scale(static_cast<Scale>(number)),
-                 "scale: expected square_root or linear, found Scale(" + found);
+                 "scale: expected square_root or linear, found " + found);
     Terminal terminal;
     terminal.colours = static_cast<Colours>(number);
     EXPECT_EQ(error_of([&] { text(maps, terminal); }),
-              "terminal.colours: expected none, palette_256 or rgb, found Colours(" + found);
+              "terminal.colours: expected none, palette_256 or rgb, found " + found);
   }
 }
 
