@@ -11,6 +11,7 @@
 #include "support/file_support.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
+#include "support/values.h"
 
 namespace mha::draw {
 namespace {
@@ -82,9 +83,7 @@ TEST(DrawErrorTest, WeightsAreADenseTensorOfOneOfFourDtypes) {
   refused(weights.to(at::kFloat8_e4m3fn));
   refused(weights.to(at::kFloat8_e5m2));
   refused(at::quantize_per_tensor(weights, 0.1, 0, at::kQInt8));
-  at::Tensor freed = weights.clone();
-  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
-  refused(freed);
+  refused(test::with_freed_memory(weights));
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     EXPECT_EQ(svg(maps_of(weights.to(dtype))), svg(maps_of(weights)));
   }
