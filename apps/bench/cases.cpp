@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <files/dtype.h>
 
 #include <algorithm>
 
@@ -49,19 +50,6 @@ const char* text(Kind kind) {
   TORCH_INTERNAL_ASSERT(false, "no such kind: ", static_cast<int>(kind));
 }
 
-const char* text(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
-}
-
 }  // namespace
 
 std::string name_of(const Case& what) {
@@ -71,7 +59,8 @@ std::string name_of(const Case& what) {
   if (what.heads_per_kv_head > 1) {
     name += c10::str(' ', shape.heads / what.heads_per_kv_head, "kv");
   }
-  if (what.dtype != at::kFloat) name += c10::str(' ', text(what.dtype));
+  if (what.dtype != at::kFloat)
+    name += c10::str(' ', detail::find_dtype(what.dtype)->torch_name);
   return name;
 }
 

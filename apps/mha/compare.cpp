@@ -1,6 +1,5 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <files/tensor_source.h>
 #include <fmt/ranges.h>
 #include <mha/multi_head_attention.h>
 
@@ -14,6 +13,8 @@
 
 #include "command.h"
 #include "difference.h"
+#include "former_names.h"
+#include "input_tensors.h"
 #include "layer_call.h"
 #include "layer_options.h"
 #include "mask_options.h"
@@ -88,40 +89,40 @@ std::string text(const nlohmann::ordered_json& report) {
                              value(report["tolerance"]));
 }
 
-/// The name of the output in the file: `output`, or its only tensor.
-std::string output_name(const detail::TensorSource& file) {
-  if (file.entries().count("output") > 0) return "output";
-  TORCH_CHECK(file.entries().size() == 1, file.path(),
-              ": expected a tensor 'output', or a single tensor, found ",
-              file.entries().size());
-  return file.entries().begin()->first;
+/// `output`, or the file's only tensor.
+at::Tensor read_output(InputTensors& expected) {
+  const std::string name =
+      expected.has("output") ? "output"
+                             : expected.only_one([](const auto&, const auto&) { return true; },
+                                                 "a tensor 'output', or a single tensor");
+  return expected.tensor(name, "--expected");
 }
 
 ExitCode compare_layer(const CompareArguments& arguments) {
   const c10::NoGradGuard no_grad;
   MultiHeadAttention module = arguments.layer.load();
-  const at::ScalarType dtype = module->W_q->weight.scalar_type();
-  const double tolerance = arguments.tolerance.value_or(default_tolerance(dtype));
-  const auto expected = detail::open_tensors(arguments.expected);
-  const at::Tensor expected_output = expected->read(output_name(*expected));
-  at::Tensor expected_maps;
-  if (expected->entries().count("weights") > 0) expected_maps = expected->read("weights");
+  const double tolerance =
+      arguments.tolerance.value_or(default_tolerance(module->W_q->weight.scalar_type()));
+  InputTensors expected(arguments.expected);
+  const at::Tensor expected_output = read_output(expected);
+  at::Tensor expected_weights;
+  if (expected.has("weights")) expected_weights = expected.tensor("weights", "--expected");
 
-  LayerInput input(arguments.input);
-  const LayerCall call = read_call(input, arguments.mask, dtype);
+  InputTensors input(arguments.input);
+  const LayerCall call = read_call(input, arguments.mask, module);
   const bool averaged =
-      expected_maps.defined() && expected_maps.dim() < expected_output.dim() + 1;
-  const Weights maps = !expected_maps.defined() ? Weights::none
-                       : averaged               ? Weights::averaged
-                                                : Weights::per_head;
-  if (maps != Weights::none) check_memory("--expected", map_bytes(module, call));
+      expected_weights.defined() && expected_weights.dim() < expected_output.dim() + 1;
+  const Weights weights = !expected_weights.defined() ? Weights::none
+                          : averaged                  ? Weights::averaged
+                                                      : Weights::per_head;
+  check_memory("--expected", weights_bytes(module, call, weights));
   const AttentionOutput result =
-      module->forward(call.query, call.key, call.value, call.mask, maps);
+      module->forward(call.query, call.key, call.value, call.mask, weights);
 
   nlohmann::ordered_json results = {
       {"output", compared("output", result.output, expected_output, tolerance)}};
-  if (expected_maps.defined()) {
-    results["weights"] = compared("weights", result.weights, expected_maps, tolerance);
+  if (expected_weights.defined()) {
+    results["weights"] = compared("weights", result.weights, expected_weights, tolerance);
   }
   bool passed = true;
   for (const auto& [name, json] : results.items()) passed &= json["passed"].get<bool>();
@@ -152,15 +153,16 @@ Command compare_command(CLI::App& program) {
       ->required()
       ->type_name("FILE");
   app->add_option("--tolerance", arguments->tolerance,
-                  "Largest absolute difference that passes")
+                  "Largest absolute difference that passes; default: by dtype")
       ->check(number_from_zero());
   app->add_flag("--json", arguments->json, "Write JSON");
   arguments->mask.add_to(*app);
   app->footer(
-      "Example: mha compare --weights model.pt --prefix encoder.0.self_attn --heads 8 \\\n"
+      "Example: mha compare --model model.pt --prefix encoder.0.self_attn --num-heads 8 \\\n"
       "             --input x.safetensors --expected y.safetensors --tolerance 1e-5\n"
       "Exit code 0: no difference above the tolerance; 1: there is one. Default tolerance:\n"
       "1e-5 for weights of float32, 1e-12 float64, 5e-3 float16, 5e-2 bfloat16.");
+  refuse_former_names(*app, {{"--weights", "--model"}, {"--heads", "--num-heads"}});
   return {app, [arguments] { return compare_layer(*arguments); }};
 }
 

@@ -8,8 +8,10 @@
 #include <string>
 
 #include "command.h"
+#include "former_names.h"
 #include "layer_call.h"
 #include "layer_options.h"
+#include "option_values.h"
 #include "output_file.h"
 #include "text.h"
 #include "validators.h"
@@ -34,10 +36,12 @@ std::string text(const nlohmann::ordered_json& report) {
 }
 
 ExitCode convert_layer(const ConvertArguments& arguments) {
-  check_output(arguments.output, {arguments.layer.file()});
+  check_output(arguments.output, files_of(arguments.layer.file()));
   const MultiHeadAttention module = arguments.layer.load();
   save(module, arguments.output,
-       WeightFileOptions().prefix(arguments.prefix).layout(*layout_named(arguments.layout)));
+       WeightFileOptions()
+           .prefix(arguments.prefix)
+           .layout(value_of(layouts(), arguments.layout)));
 
   nlohmann::ordered_json report = {{"layer", arguments.layer.described(module)},
                                    {"output_file", arguments.output},
@@ -61,14 +65,16 @@ Command convert_command(CLI::App& program) {
       ->required()
       ->type_name("FILE");
   one_of(app->add_option("--to-layout", arguments->layout, "How to name the weights there"),
-         layout_names())
+         names_of(layouts()))
       ->capture_default_str();
-  app->add_option("--to-prefix", arguments->prefix, "Where to put the layer there");
+  app->add_option("--to-prefix", arguments->prefix, "Where to put the layer there")
+      ->type_name("NAME");
   app->add_flag("--json", arguments->json, "Write JSON");
   app->footer(
-      "Example: mha convert --weights pytorch_model.bin --prefix h.0.attn --heads 12 \\\n"
+      "Example: mha convert --model pytorch_model.bin --prefix h.0.attn --num-heads 12 \\\n"
       "             --output layer.safetensors --to-layout torch --dtype float32\n"
-      "The options of the layer are stored too, so that --heads is not needed again.");
+      "The options of the layer are stored too, so that --num-heads is not needed again.");
+  refuse_former_names(*app, {{"--weights", "--model"}, {"--heads", "--num-heads"}});
   return {app, [arguments] { return convert_layer(*arguments); }};
 }
 

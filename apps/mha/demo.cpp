@@ -14,7 +14,10 @@
 #include <string>
 
 #include "command.h"
+#include "difference.h"
+#include "former_names.h"
 #include "memory.h"
+#include "option_values.h"
 #include "text.h"
 #include "validators.h"
 
@@ -39,12 +42,6 @@ struct Comparison {
   int64_t head_dim;
 };
 
-/// The largest absolute difference; NaN if either side has one.
-double largest_difference(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK(a.sizes() == b.sizes(), "shapes differ: ", a.sizes(), " and torch's ", b.sizes());
-  return (a - b).abs().max().item<double>();
-}
-
 /// Four maps are in memory at once, beside inputs, projections and weights of both modules.
 void check_fits(const DemoArguments& arguments) {
   const auto batch = static_cast<double>(arguments.batch),
@@ -53,14 +50,15 @@ void check_fits(const DemoArguments& arguments) {
              heads = static_cast<double>(arguments.heads);
   const double numbers =
       4 * batch * heads * length * length + 12 * batch * length * width + 8 * width * width;
-  check_memory(fmt::format("--batch {}, --length {}, --d-model {}, --heads {}", arguments.batch,
-                           arguments.length, arguments.d_model, arguments.heads),
-               numbers * (arguments.dtype == "float64" ? 8 : 4));
+  check_memory(
+      fmt::format("--batch {}, --length {}, --d-model {}, --num-heads {}", arguments.batch,
+                  arguments.length, arguments.d_model, arguments.heads),
+      numbers * (arguments.dtype == "float64" ? 8 : 4));
 }
 
 Comparison compare(const DemoArguments& arguments) {
   const c10::NoGradGuard no_grad;
-  const at::ScalarType dtype = arguments.dtype == "float64" ? at::kDouble : at::kFloat;
+  const at::ScalarType dtype = value_of(floating_dtypes(), arguments.dtype);
   at::manual_seed(static_cast<uint64_t>(arguments.seed));
   MultiHeadAttention module(
       MultiHeadAttentionOptions(arguments.d_model, arguments.heads).dtype(dtype));
@@ -92,9 +90,10 @@ Comparison compare(const DemoArguments& arguments) {
 nlohmann::ordered_json summary(const DemoArguments& arguments, const Comparison& result) {
   const double tolerance =
       arguments.tolerance.value_or(arguments.dtype == "float64" ? 1e-12 : 2e-6);
-  const double output = largest_difference(result.ours.output, result.torchs.output);
-  const double per_head = largest_difference(result.ours.weights, result.torchs.weights);
-  const double averaged = largest_difference(result.our_average, result.torch_average);
+  const double output = largest_difference(result.ours.output, result.torchs.output).largest;
+  const double per_head =
+      largest_difference(result.ours.weights, result.torchs.weights).largest;
+  const double averaged = largest_difference(result.our_average, result.torch_average).largest;
   const bool within = output <= tolerance && per_head <= tolerance && averaged <= tolerance;
   return {
       {"version", version()},
@@ -148,8 +147,11 @@ std::string text(const DemoArguments& arguments, const Comparison& result,
 }
 
 ExitCode run_demo(const DemoArguments& arguments) {
-  TORCH_CHECK(arguments.shown_head < arguments.heads, "--show-head: expected below ",
+  TORCH_CHECK(arguments.shown_head < arguments.heads, "--head: expected below ",
               arguments.heads, ", the number of heads, found ", arguments.shown_head);
+  TORCH_CHECK(arguments.d_model % arguments.heads == 0,
+              "--num-heads: expected a divisor of --d-model ", arguments.d_model, ", found ",
+              arguments.heads);
   check_fits(arguments);
   const Comparison result = compare(arguments);
   const nlohmann::ordered_json report = summary(arguments, result);
@@ -173,7 +175,7 @@ Command demo_command(CLI::App& program) {
   size("--batch", arguments->batch, "Samples");
   size("--length", arguments->length, "Positions a sample");
   size("--d-model", arguments->d_model, "Width of input and output");
-  size("--heads", arguments->heads, "Heads; must divide --d-model");
+  size("--num-heads", arguments->heads, "Number of heads; must divide --d-model");
   app->add_option("--seed", arguments->seed, "Seed of weights and input")
       ->check(integer_from(0))
       ->capture_default_str();
@@ -182,15 +184,17 @@ Command demo_command(CLI::App& program) {
          {"float32", "float64"})
       ->capture_default_str();
   app->add_option("--tolerance", arguments->tolerance,
-                  "Allowed difference; default: 2e-6, float64 1e-12")
+                  "Largest absolute difference that passes; default: by dtype")
       ->check(number_from_zero());
-  app->add_option("--show-head", arguments->shown_head, "The head whose weights are drawn")
+  app->add_option("--head", arguments->shown_head, "The head whose weights are drawn")
       ->check(integer_from(0))
       ->capture_default_str();
   app->add_flag("--json", arguments->json, "Write JSON, without the picture");
   app->footer(
-      "Example: mha demo --length 40 --causal --show-head 3\n"
-      "Exit code 1 if a difference is above the tolerance.");
+      "Example: mha demo --length 40 --causal --head 3\n"
+      "Exit code 1 if a difference is above the tolerance, by default 2e-6, for float64 "
+      "1e-12.");
+  refuse_former_names(*app, {{"--heads", "--num-heads"}, {"--show-head", "--head"}});
   return {app, [arguments] { return run_demo(*arguments); }};
 }
 

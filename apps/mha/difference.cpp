@@ -1,5 +1,7 @@
 #include "difference.h"
 
+#include <c10/util/Exception.h>
+
 #include <cmath>
 #include <limits>
 
@@ -15,6 +17,8 @@ double difference_of(double a, double b) {
 }  // namespace
 
 Difference largest_difference(const at::Tensor& actual, const at::Tensor& expected) {
+  TORCH_INTERNAL_ASSERT(actual.sizes() == expected.sizes(), actual.sizes(), " and ",
+                        expected.sizes());
   const at::Tensor a = actual.to(at::kDouble).contiguous();
   const at::Tensor b = expected.to(at::kDouble).contiguous();
   const auto* values = static_cast<const double*>(a.data_ptr());

@@ -8,31 +8,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "attention/kernel_call.h"
+#include "option_values.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
 #include "validators.h"
 
 namespace mha::cli {
 namespace {
-
-const std::map<std::string, at::ScalarType> kDtypes{{"float32", at::kFloat},
-                                                    {"float64", at::kDouble},
-                                                    {"bfloat16", at::kBFloat16},
-                                                    {"float16", at::kHalf}};
-const std::map<std::string, Weights> kWeights{
-    {"none", Weights::none}, {"averaged", Weights::averaged}, {"per-head", Weights::per_head}};
-
-template <typename T>
-std::vector<std::string> names_of(const std::map<std::string, T>& values) {
-  std::vector<std::string> names;
-  for (const auto& entry : values) names.push_back(entry.first);
-  return names;
-}
 
 std::string device_problem(const std::string& text) {
   try {
@@ -71,32 +57,37 @@ std::string path_text(const detail::PathChoice& choice, const char* fused, const
 
 }  // namespace
 
-void ExplainOptions::add_to(CLI::App& app) {
-  app.add_flag("--explain", wanted_, "Say which way a call of attention takes, and why");
-  const auto size = [&app](const char* name, int64_t& to, const char* text) {
-    app.add_option(name, to, text)->check(integer_from(1))->needs("--explain");
+CLI::Option* ExplainOptions::add_to(CLI::App& app) {
+  CLI::Option* explain =
+      app.add_flag("--explain", wanted_, "Say which way a call of attention takes, and why");
+  const auto of_call = [explain](CLI::Option* option) {
+    return option->needs(explain)->group("Call (with --explain)");
   };
-  size("--batch", batch_, "Samples (1)");
-  size("--num-heads", heads_, "Query heads (8)");
-  size("--num-kv-heads", kv_heads_, "Key and value heads (the query heads)");
-  size("--queries", queries_, "Queries (512)");
-  size("--keys", keys_, "Keys (the queries)");
-  size("--head-dim", head_dim_, "Size of a head (64)");
-  one_of(app.add_option("--dtype", dtype_, "Of query, key and value (float32)"),
-         names_of(kDtypes))
-      ->needs("--explain");
-  one_of(app.add_option("--weights", weights_, "Which weights are wanted (none)"),
-         names_of(kWeights))
-      ->needs("--explain");
-  app.add_option("--device", device_, "Where the tensors are (cpu)")
-      ->check(CLI::Validator(device_problem, ""))
-      ->needs("--explain");
-  app.add_flag("--gradient", gradient_, "The call is recorded for a gradient")
-      ->needs("--explain");
+  const auto size = [&](const char* name, auto& to, const char* text) {
+    return of_call(app.add_option(name, to, text)->check(integer_from(1)));
+  };
+  size("--batch", batch_, "Samples")->capture_default_str();
+  size("--num-heads", heads_, "Query heads")->capture_default_str();
+  size("--num-kv-heads", kv_heads_, "Key and value heads; default: as many as query heads");
+  size("--queries", queries_, "Queries")->capture_default_str();
+  size("--keys", keys_, "Keys; default: as many as queries");
+  size("--head-dim", head_dim_, "Size of a head")->capture_default_str();
+  of_call(one_of(app.add_option("--dtype", dtype_, "dtype of query, key and value"),
+                 names_of(floating_dtypes())))
+      ->capture_default_str();
+  of_call(one_of(app.add_option("--return-weights", weights_, "Which weights it returns"),
+                 names_of(returned_weights())))
+      ->capture_default_str();
+  of_call(app.add_option("--device", device_, "Where the tensors are")
+              ->check(CLI::Validator(device_problem, "")))
+      ->type_name("DEVICE")
+      ->capture_default_str();
+  of_call(app.add_flag("--gradient", gradient_, "The call is recorded for a gradient"));
+  return explain;
 }
 
 nlohmann::ordered_json ExplainOptions::explanation() const {
-  const int64_t keys = keys_ ? keys_ : queries_, kv_heads = kv_heads_ ? kv_heads_ : heads_;
+  const int64_t keys = keys_.value_or(queries_), kv_heads = kv_heads_.value_or(heads_);
   TORCH_CHECK(heads_ % kv_heads == 0, "--num-kv-heads: expected a divisor of --num-heads ",
               heads_, ", found ", kv_heads);
   const auto count = [&](int64_t heads, int64_t tokens) {
@@ -108,14 +99,14 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
               "query (", batch_, ", ", heads_, ", ", queries_, ", ", head_dim_, ") and key (",
               batch_, ", ", kv_heads, ", ", keys, ", ", head_dim_, ")");
   const c10::Device device(device_);
-  const auto dtype = kDtypes.at(dtype_);
+  const auto dtype = value_of(floating_dtypes(), dtype_);
   const auto attention = detail::choose_path(device, dtype, head_dim_, head_dim_);
   nlohmann::ordered_json lines;
   lines["attention"] = path_text(attention, "fused kernels", "composition in ATen calls");
   if (attention.path == detail::Path::fused) {
     const std::vector<int64_t> query = {batch_, heads_, queries_, head_dim_};
     const std::vector<int64_t> key = {batch_, kv_heads, keys, head_dim_};
-    const Weights weights = kWeights.at(weights_);
+    const Weights weights = value_of(returned_weights(), weights_);
     detail::AttentionCall call{{detail::default_scale(head_dim_)}, weights};
     if (gradient_) call.statistics = detail::Statistics::needed;
     const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);

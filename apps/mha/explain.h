@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 namespace mha::cli {
@@ -10,8 +12,8 @@ namespace mha::cli {
 /// The arguments that describe a call of attention, and what is done with such a call.
 class ExplainOptions {
  public:
-  /// Adds the options to `app`. This object must outlive the parsing.
-  void add_to(CLI::App& app);
+  /// Adds the options to `app`; returns `--explain`. This object must outlive the parsing.
+  CLI::Option* add_to(CLI::App& app);
 
   /// Whether `--explain` is among the arguments.
   bool wanted() const { return wanted_; }
@@ -22,7 +24,8 @@ class ExplainOptions {
 
  private:
   bool wanted_ = false, gradient_ = false;
-  int64_t batch_ = 1, heads_ = 8, queries_ = 512, keys_ = 0, kv_heads_ = 0, head_dim_ = 64;
+  int64_t batch_ = 1, heads_ = 8, queries_ = 512, head_dim_ = 64;
+  std::optional<int64_t> keys_, kv_heads_;
   std::string dtype_ = "float32", device_ = "cpu", weights_ = "none";
 };
 

@@ -14,6 +14,7 @@
 #include "command.h"
 #include "explain.h"
 #include "file_info.h"
+#include "former_names.h"
 #include "runtime/attention_path.h"
 #include "text.h"
 #include "validators.h"
@@ -102,13 +103,15 @@ Command info_command(CLI::App& program) {
       program.add_subcommand("info", "Show versions and kernels, or a weight file's layers");
   const auto file = std::make_shared<std::string>();
   const auto explain = std::make_shared<ExplainOptions>();
-  app->add_option("--file", *file, "Show the attention layers of this weight file")
-      ->check(not_empty())
-      ->type_name("FILE");
+  CLI::Option* model =
+      app->add_option("--model", *file, "Show the attention layers of this weight file")
+          ->check(not_empty())
+          ->type_name("FILE");
+  explain->add_to(*app)->excludes(model);
   app->add_flag("--json", *json, "Write JSON");
-  explain->add_to(*app);
+  refuse_former_names(*app, {{"--file", "--model"}, {"--weights", "--return-weights"}});
   app->footer(
-      "Example: mha info --file model.safetensors\n"
+      "Example: mha info --model model.safetensors\n"
       "         mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
   return {app, [json, file, explain] {
             if (explain->wanted()) {

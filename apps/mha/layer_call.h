@@ -3,25 +3,42 @@
 #include <mha/mask.h>
 #include <mha/multi_head_attention.h>
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
-#include "layer_input.h"
+#include "input_tensors.h"
 #include "mask_options.h"
 
 namespace mha::cli {
 
 /// What a layer is called with: the tensors of an input file, and the mask of the arguments.
 struct LayerCall {
-  LayerInput::Sequences names;
+  /// Names of tensors in the file; `key` and `value` may be empty, for self-attention.
+  struct Names {
+    std::string query, key, value;
+  };
+
+  Names names;
   at::Tensor query, key, value;  // key and value may be undefined
   Mask mask;
 };
 
-/// Reads them; the sequences must have the dtype of the weights.
-LayerCall read_call(LayerInput& input, const MaskOptions& mask, at::ScalarType dtype);
+/// Reads them: `query` with or without `key` and `value`, or `x`, or the file's only tensor
+/// that the mask has no use for. They must have the dtype of the layer's weights.
+LayerCall read_call(InputTensors& input, const MaskOptions& mask,
+                    const MultiHeadAttention& module);
 
-/// What the call's weights, per head, take in memory. 0 for inputs that are no sequences.
-double map_bytes(const MultiHeadAttention& module, const LayerCall& call);
+/// How many samples a call has, and how many weights one head has in one sample; 0 for inputs
+/// that are no sequences.
+struct MapSize {
+  int64_t samples = 0;
+  double weights = 0;
+};
+MapSize map_size(const MultiHeadAttention& module, const LayerCall& call);
+
+/// What the weights that a call returns take in memory.
+double weights_bytes(const MultiHeadAttention& module, const LayerCall& call, Weights weights);
 
 /// Name, shape and dtype of each sequence, for a report.
 nlohmann::ordered_json described(const LayerCall& call);

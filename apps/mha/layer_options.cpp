@@ -1,68 +1,69 @@
 #include "layer_options.h"
 
+#include <c10/util/Exception.h>
 #include <files/tensor_source.h>
 #include <fmt/format.h>
 #include <weights/layout.h>
+#include <weights/options_metadata.h>
 
 #include <nlohmann/json.hpp>
 
+#include "option_values.h"
 #include "text.h"
 #include "validators.h"
 
 namespace mha::cli {
-namespace {
 
-constexpr at::ScalarType kFloatingTypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
-
-}  // namespace
-
-std::vector<std::string> layout_names() {
-  std::vector<std::string> names;
-  for (const Layout layout : detail::kLayouts) names.push_back(stream_text(layout));
-  return names;
-}
-
-std::optional<Layout> layout_named(const std::string& name) {
-  for (const Layout layout : detail::kLayouts) {
-    if (stream_text(layout) == name) return layout;
-  }
-  return std::nullopt;
-}
-
-CLI::Option* LayerOptions::add_to(CLI::App& app, const char* file_option) {
+CLI::Option* LayerOptions::add_to(CLI::App& app) {
+  constexpr const char* group = "Layer";
   CLI::Option* file =
-      app.add_option(file_option, file_, "File with the layer, of safetensors or torch.save")
-          ->type_name("FILE");
-  app.add_option("--prefix", prefix_, "Where the layer lies in that file")->needs(file);
-  one_of(app.add_option("--layout", layout_, "How the weights are named; default: detected"),
-         layout_names())
-      ->needs(file);
-  app.add_option("--heads", heads_, "Number of heads, unless the weight file says it")
+      app.add_option("--model", file_,
+                     "File with the layer's weights, of safetensors or torch.save")
+          ->check(not_empty())
+          ->type_name("FILE")
+          ->group(group);
+  app.add_option("--prefix", prefix_, "Where the layer lies in that file")
+      ->needs(file)
+      ->type_name("NAME")
+      ->group(group);
+  one_of(app.add_option("--layout", layout_, "How its weights are named; default: detected"),
+         names_of(layouts()))
+      ->needs(file)
+      ->group(group);
+  app.add_option("--num-heads", num_heads_, "Number of heads; default: as the file says")
       ->check(integer_from(1))
-      ->needs(file);
-  rotary_.add_to(app)->needs(file);
-  std::vector<std::string> dtypes;
-  for (const at::ScalarType type : kFloatingTypes) dtypes.push_back(dtype_text(type));
-  one_of(app.add_option("--dtype", dtype_, "Convert the weights; default: as in the file"),
-         dtypes)
-      ->needs(file);
+      ->needs(file)
+      ->group(group);
+  rotary_.add_to(app)->needs(file)->group(group);
+  one_of(app.add_option("--dtype", dtype_, "Convert its weights; default: as in the file"),
+         names_of(floating_dtypes()))
+      ->needs(file)
+      ->group(group);
   return file;
 }
 
 WeightFileOptions LayerOptions::where() const {
   WeightFileOptions where;
   where.prefix(prefix_).convert_dtype(!dtype_.empty());
-  if (const auto layout = layout_named(layout_)) where.layout(*layout);
+  if (!layout_.empty()) where.layout(value_of(layouts(), layout_));
   return where;
+}
+
+/// Names the option, where the library would name its argument.
+void LayerOptions::check_num_heads() const {
+  if (num_heads_) return;
+  const auto file = detail::open_tensors(file_);
+  detail::find_layout(*file, where());  // a wrong prefix is the first thing to say
+  TORCH_CHECK(detail::num_heads_in(file_, file->metadata()),
+              "--num-heads: expected a number, which ", file_, " does not tell, found none");
 }
 
 MultiHeadAttention LayerOptions::load() const {
   const auto rotary = rotary_.rotary();
-  MultiHeadAttentionOptions options = options_from_file(file_, heads_, where());
+  check_num_heads();
+  MultiHeadAttentionOptions options = options_from_file(file_, num_heads_, where());
   if (rotary) options.rotary(rotary);
-  for (const at::ScalarType type : kFloatingTypes) {
-    if (dtype_text(type) == dtype_) options.dtype(type);
-  }
+  if (!dtype_.empty()) options.dtype(value_of(floating_dtypes(), dtype_));
   MultiHeadAttention module(options, detail::Undrawn{});
   mha::load(module, file_, where());
   module->eval();

@@ -8,23 +8,16 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "rotary_option.h"
 
 namespace mha::cli {
 
-/// The names of the layouts, for `one_of`, and the layout of that name, which the parser has
-/// let through; none for the empty name.
-std::vector<std::string> layout_names();
-std::optional<Layout> layout_named(const std::string& name);
-
 /// The arguments that say which layer of which weight file.
 class LayerOptions {
  public:
-  /// Adds the options to `app`, that of the file under the name `file_option`. This object must
-  /// outlive the parsing.
-  CLI::Option* add_to(CLI::App& app, const char* file_option = "--weights");
+  /// Adds the options to `app`; returns that of the file. This object must outlive the parsing.
+  CLI::Option* add_to(CLI::App& app);
 
   const std::string& file() const { return file_; }
   const std::string& prefix() const { return prefix_; }
@@ -35,9 +28,10 @@ class LayerOptions {
 
  private:
   WeightFileOptions where() const;
+  void check_num_heads() const;
 
   std::string file_, prefix_, layout_, dtype_;
-  std::optional<int64_t> heads_;
+  std::optional<int64_t> num_heads_;
   RotaryOption rotary_;
 };
 

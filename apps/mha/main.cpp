@@ -5,14 +5,17 @@
 #include <mha/version.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "command.h"
+#include "help_format.h"
 #include "memory.h"
 
 namespace mha::cli {
@@ -54,7 +57,8 @@ ExitCode report_error(const std::string& message) {
 ExitCode run_program(int argc, const char* const* argv) {
   CLI::App program("Multi-head attention for LibTorch.", "mha");
   program.set_version_flag("--version", "mha " + version(), "Print the version and exit");
-  program.require_subcommand(0, 1);  // none: the message below names them
+  program.formatter(std::make_shared<HelpFormat>());  // the commands take it over
+  program.require_subcommand(0, 1);                   // none: the message below names them
   program.footer(
       "Example: mha demo\n"
       "Exit codes: 0 success, 1 a difference above the tolerance, 2 an error.");
@@ -62,6 +66,7 @@ ExitCode run_program(int argc, const char* const* argv) {
                                convert_command(program), compare_command(program),
                                map_command(program),     info_command(program),
                                bench_command(program)};
+  for (const Command& command : commands) command.app->group("Commands");
   try {
     program.parse(argc, argv);
   } catch (const CLI::CallForVersion& asked) {
@@ -71,11 +76,17 @@ ExitCode run_program(int argc, const char* const* argv) {
     program.exit(asked);
     return kSuccess;
   } catch (const CLI::ParseError& error) {
-    std::string help = "mha";
+    std::string help = "mha", problem = error.what();
     for (const Command& command : commands) {
-      if (command.app->parsed()) help += " " + command.app->get_name();
+      if (!command.app->parsed()) continue;
+      help += " " + command.app->get_name();
+      // What is missing may be there, misspelled.
+      auto unknown = command.app->remaining();
+      std::reverse(unknown.begin(), unknown.end());  // as the parser gives them
+      const bool is_missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+      if (is_missing && !unknown.empty()) problem = CLI::ExtrasError(unknown).what();
     }
-    return report_error(fmt::format("{} (see {} --help)", error.what(), help));
+    return report_error(fmt::format("{} (see {} --help)", problem, help));
   }
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();

@@ -2,17 +2,14 @@
 
 #include <c10/util/Exception.h>
 
+#include "option_values.h"
 #include "validators.h"
 
 namespace mha::cli {
 namespace {
 
-constexpr const char* kBottomRight = "bottom_right";
-constexpr const char* kTopLeft = "top_left";
-
-Mask::Alignment alignment(const std::string& name) {
-  return name == kTopLeft ? Mask::Alignment::top_left : Mask::Alignment::bottom_right;
-}
+constexpr const char* kBottomRight = "bottom-right";
+constexpr const char* kTopLeft = "top-left";
 
 /// "LEFT,RIGHT" or "LEFT,RIGHT,ALIGNMENT".
 Mask window(const std::string& text) {
@@ -22,15 +19,15 @@ Mask window(const std::string& text) {
                        read_integer(parts[0], left) && read_integer(parts[1], right);
   const std::string aligned = parts.size() == 3 ? parts[2] : kBottomRight;
   TORCH_CHECK(numbers && (aligned == kBottomRight || aligned == kTopLeft),
-              "--window: expected LEFT,RIGHT or LEFT,RIGHT,top_left, found '", text, "'");
-  return Mask::window(left, right, alignment(aligned));
+              "--window: expected LEFT,RIGHT or LEFT,RIGHT,top-left, found '", text, "'");
+  return Mask::window(left, right, value_of(alignments(), aligned));
 }
 
 }  // namespace
 
 void MaskOptions::add_to(CLI::App& app) {
   one_of(app.add_option("--causal", causal_, "A query sees no key after its own position"),
-         {kBottomRight, kTopLeft})
+         names_of(alignments()))
       ->expected(0, 1)
       ->default_str(kBottomRight)
       ->group("Mask");
@@ -39,7 +36,7 @@ void MaskOptions::add_to(CLI::App& app) {
     app.add_option(name, values, what)->allow_extra_args(false)->type_name(type)->group("Mask");
   };
   add("--window", windows_, "Keys this far to either side; -1 is open",
-      "LEFT,RIGHT[,top_left]");
+      "LEFT,RIGHT[,top-left]");
   add("--keep", keep_, "0 blocks, everything else may attend");
   add("--block", block_, "true blocks");
   add("--add", add_, "Added to the scaled scores; -inf blocks");
@@ -69,7 +66,7 @@ Mask MaskOptions::mask(
   add(keep_keys_, "--keep-keys", Mask::keep_keys);
   add(block_keys_, "--block-keys", Mask::block_keys);
   add(lengths_, "--lengths", Mask::lengths);
-  if (!causal_.empty()) all = all & Mask::causal(alignment(causal_));
+  if (!causal_.empty()) all = all & Mask::causal(value_of(alignments(), causal_));
   for (const std::string& text : windows_) all = all & window(text);
   return all;
 }

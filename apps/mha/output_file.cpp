@@ -1,6 +1,7 @@
 #include "output_file.h"
 
 #include <c10/util/Exception.h>
+#include <files/tensor_source.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,15 +12,20 @@ namespace mha::cli {
 namespace {
 
 bool is_standard_output(const std::string& path) {
-  struct stat file{};
-  struct stat stream{};
+  struct stat file {};
+  struct stat stream {};
   return stat(path.c_str(), &file) == 0 && fstat(STDOUT_FILENO, &stream) == 0 &&
          S_ISREG(file.st_mode) && file.st_dev == stream.st_dev && file.st_ino == stream.st_ino;
 }
 
 }  // namespace
 
-void check_output(const std::string& output, std::initializer_list<std::string> read) {
+std::vector<std::string> files_of(const std::string& path) {
+  if (path.empty()) return {};
+  return detail::open_tensors(path)->files();
+}
+
+void check_output(const std::string& output, const std::vector<std::string>& read) {
   for (const std::string& input : read) {
     std::error_code ignored;  // a file that isn't there yet is no input
     TORCH_CHECK(!std::filesystem::equivalent(output, input, ignored),

@@ -1,12 +1,16 @@
 #pragma once
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace mha::cli {
 
+/// What is at `path`, and in case it is the index of a model in several files, those too; none
+/// for the empty path.
+std::vector<std::string> files_of(const std::string& path);
+
 /// Throws if `output` is one of the files that the same call reads, or the one that standard
-/// output goes to: writing over them is always a slip. Empty names are none.
-void check_output(const std::string& output, std::initializer_list<std::string> read);
+/// output goes to: writing over them is always a slip. Names of no files are none.
+void check_output(const std::string& output, const std::vector<std::string>& read);
 
 }  // namespace mha::cli

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "text.h"
+#include "option_values.h"
 #include "validators.h"
 
 namespace mha::cli {
@@ -70,13 +70,19 @@ class Settings {
   /// Throws if the argument has a setting that nobody has asked for.
   void check_all_are_known() const {
     for (const auto& [name, value] : values_) {
-      TORCH_CHECK(std::find(names_.begin(), names_.end(), name) != names_.end(),
-                  "--rotary: expected settings of ", fmt::format("{}", fmt::join(names_, ", ")),
-                  ", found '", name, "'");
+      std::string hyphened = name;  // as settings were once not
+      std::replace(hyphened.begin(), hyphened.end(), '_', '-');
+      const bool was_known = hyphened != name && is_known(hyphened);
+      TORCH_CHECK(!was_known, "--rotary: expected ", hyphened, ", found '", name, "'");
+      TORCH_CHECK(is_known(name), "--rotary: expected settings of ",
+                  fmt::format("{}", fmt::join(names_, ", ")), ", found '", name, "'");
     }
   }
 
  private:
+  bool is_known(const std::string& name) const {
+    return std::find(names_.begin(), names_.end(), name) != names_.end();
+  }
   [[noreturn]] static void fail(const std::string& name, const std::string& expected,
                                 const std::string& found) {
     TORCH_CHECK(false, "--rotary: ", name, ": expected ", expected, ", found '", found, "'");
@@ -93,19 +99,19 @@ RotaryScaling read_scaling(Settings& settings) {
   if (*kind == "linear") return LinearScaling(factor);
   if (*kind == "ntk") return NtkScaling(factor);
   const int64_t original =
-      Settings::needed("original_max_position", settings.integer("original_max_position"));
+      Settings::needed("original-max-position", settings.integer("original-max-position"));
   if (*kind == "llama3") {
     Llama3Scaling llama3(factor, original);
     llama3.low_freq_factor(
-        settings.number("low_freq_factor").value_or(llama3.low_freq_factor()));
+        settings.number("low-freq-factor").value_or(llama3.low_freq_factor()));
     llama3.high_freq_factor(
-        settings.number("high_freq_factor").value_or(llama3.high_freq_factor()));
+        settings.number("high-freq-factor").value_or(llama3.high_freq_factor()));
     return llama3;
   }
   YarnScaling yarn(factor, original);
-  yarn.beta_fast(settings.number("beta_fast").value_or(yarn.beta_fast()));
-  yarn.beta_slow(settings.number("beta_slow").value_or(yarn.beta_slow()));
-  yarn.attention_factor(settings.number("attention_factor"));
+  yarn.beta_fast(settings.number("beta-fast").value_or(yarn.beta_fast()));
+  yarn.beta_slow(settings.number("beta-slow").value_or(yarn.beta_slow()));
+  yarn.attention_factor(settings.number("attention-factor"));
   if (const auto truncate = settings.one_of("truncate", {"true", "false"})) {
     yarn.truncate(*truncate == "true");
   }
@@ -117,8 +123,8 @@ RotaryScaling read_scaling(Settings& settings) {
 CLI::Option* RotaryOption::add_to(CLI::App& app) {
   return app
       .add_option("--rotary", text_,
-                  "Rotate queries and keys; default: as the file says.\n"
-                  "base, pairing=half_split|interleaved, rotary_dim, and\n"
+                  "How queries and keys are rotated; default: as the file says.\n"
+                  "base, pairing=half-split|interleaved, rotary-dim, and\n"
                   "scaling=linear|ntk|yarn|llama3 with factor and so on")
       ->expected(0, 1)
       ->default_str("base=10000")
@@ -130,13 +136,12 @@ std::optional<RotaryOptions> RotaryOption::rotary() const {
   Settings settings(text_);
   RotaryOptions options;
   if (const auto base = settings.number("base")) options.base(*base);
-  const std::string interleaved = stream_text(RotaryPairing::interleaved);
-  if (const auto pairing =
-          settings.one_of("pairing", {stream_text(RotaryPairing::half_split), interleaved})) {
-    options.pairing(*pairing == interleaved ? RotaryPairing::interleaved
-                                            : RotaryPairing::half_split);
+  const OptionValues<RotaryPairing> pairings = {{"half-split", RotaryPairing::half_split},
+                                                {"interleaved", RotaryPairing::interleaved}};
+  if (const auto pairing = settings.one_of("pairing", names_of(pairings))) {
+    options.pairing(value_of(pairings, *pairing));
   }
-  options.rotary_dim(settings.integer("rotary_dim"));
+  options.rotary_dim(settings.integer("rotary-dim"));
   options.scaling(read_scaling(settings));
   settings.check_all_are_known();
   return options;

@@ -9,7 +9,8 @@
 namespace mha::cli {
 
 /// The argument that says how a layer rotates queries and keys, which no weight file but our
-/// own tells: `NAME=VALUE,...` with the names of `RotaryOptions` and of its scalings.
+/// own tells: `NAME=VALUE,...` with the names of `RotaryOptions` and of its scalings, in
+/// hyphens.
 class RotaryOption {
  public:
   /// This object must outlive the parsing.

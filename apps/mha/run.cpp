@@ -4,18 +4,19 @@
 #include <fmt/ranges.h>
 #include <mha/multi_head_attention.h>
 
-#include <algorithm>
-#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "command.h"
+#include "former_names.h"
+#include "input_tensors.h"
 #include "layer_call.h"
 #include "layer_options.h"
 #include "mask_options.h"
 #include "memory.h"
+#include "option_values.h"
 #include "output_file.h"
 #include "text.h"
 #include "validators.h"
@@ -26,27 +27,10 @@ namespace {
 struct RunArguments {
   LayerOptions layer;
   std::string input, output;
-  std::string maps = "per_head";
+  std::string weights = "per-head";
   MaskOptions mask;
   bool json = false;
 };
-
-constexpr std::array kMaps = {Weights::none, Weights::averaged, Weights::per_head};
-
-/// The names of enumerators, as their `operator<<` writes them.
-template <typename Values>
-std::vector<std::string> names_of(const Values& values) {
-  std::vector<std::string> names;
-  for (const auto value : values) names.push_back(stream_text(value));
-  return names;
-}
-
-/// The enumerator of that name; the parser has let only such names through.
-template <typename Values>
-auto named(const Values& values, const std::string& name) {
-  return *std::find_if(values.begin(), values.end(),
-                       [&](auto value) { return stream_text(value) == name; });
-}
 
 std::string text(const nlohmann::ordered_json& report) {
   std::string lines = layer_text(report["layer"]);
@@ -67,17 +51,16 @@ std::string text(const nlohmann::ordered_json& report) {
 
 ExitCode run_layer(const RunArguments& arguments) {
   const c10::NoGradGuard no_grad;
-  check_output(arguments.output, {arguments.layer.file(), arguments.input});
-  MultiHeadAttention module = arguments.layer.load();
-  LayerInput input(arguments.input);
-  const LayerCall call = read_call(input, arguments.mask, module->W_q->weight.scalar_type());
-  if (const Weights maps = named(kMaps, arguments.maps); maps != Weights::none) {
-    const int64_t sharing = maps == Weights::averaged ? module->options.num_heads() : 1;
-    check_memory("--maps " + arguments.maps,
-                 map_bytes(module, call) / static_cast<double>(sharing));
+  for (const std::string& read : {arguments.layer.file(), arguments.input}) {
+    check_output(arguments.output, files_of(read));
   }
-  const AttentionOutput result = module->forward(call.query, call.key, call.value, call.mask,
-                                                 named(kMaps, arguments.maps));
+  MultiHeadAttention module = arguments.layer.load();
+  InputTensors input(arguments.input);
+  const LayerCall call = read_call(input, arguments.mask, module);
+  const Weights weights = value_of(returned_weights(), arguments.weights);
+  check_memory("--return-weights " + arguments.weights, weights_bytes(module, call, weights));
+  const AttentionOutput result =
+      module->forward(call.query, call.key, call.value, call.mask, weights);
   detail::TensorFile file;
   file.tensors["output"] = result.output;
   if (result.weights.defined()) file.tensors["weights"] = result.weights;
@@ -109,20 +92,24 @@ Command run_command(CLI::App& program) {
   arguments->layer.add_to(*app)->required();
   file("--input", arguments->input, "File with the input, of safetensors or torch.save");
   file("--output", arguments->output, "safetensors file for `output` and `weights`");
-  one_of(app->add_option("--maps", arguments->maps, "Which attention weights to write"),
-         names_of(kMaps))
+  one_of(app->add_option("--return-weights", arguments->weights,
+                         "Which attention weights to write"),
+         names_of(returned_weights()))
       ->capture_default_str();
   app->add_flag("--json", arguments->json, "Write JSON");
   arguments->mask.add_to(*app);
   app->footer(
-      "Example: mha run --weights model.safetensors --prefix encoder.layer.0.attention \\\n"
-      "             --heads 12 --input x.safetensors --keep-keys attention_mask \\\n"
+      "Example: mha run --model model.safetensors --prefix encoder.layer.0.attention \\\n"
+      "             --num-heads 12 --input x.safetensors --keep-keys attention_mask \\\n"
       "             --output y.safetensors\n"
       "The input: `query`, `key` and `value`; or `query` or `x` alone, or the file's only "
       "tensor,\n"
       "for self-attention. A mask option's TENSOR is the name of another tensor in that file.\n"
       "Masks combine: a key must be allowed by all of them. Where there are more keys than\n"
-      "queries, the last query stands at the last key; with top_left, the first at the first.");
+      "queries, the last query stands at the last key; with top-left, the first at the first.");
+  refuse_former_names(
+      *app,
+      {{"--weights", "--model"}, {"--heads", "--num-heads"}, {"--maps", "--return-weights"}});
   return {app, [arguments] { return run_layer(*arguments); }};
 }
 

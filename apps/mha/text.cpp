@@ -1,6 +1,7 @@
 #include "text.h"
 
 #include <draw/label.h>
+#include <files/dtype.h>
 #include <fmt/ranges.h>
 
 #include <cstdio>
@@ -41,24 +42,8 @@ std::string shape_text(const at::Tensor& tensor) {
 }
 
 std::string dtype_text(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "float32";
-    case at::kDouble:
-      return "float64";
-    case at::kHalf:
-      return "float16";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kLong:
-      return "int64";
-    case at::kInt:
-      return "int32";
-    case at::kBool:
-      return "bool";
-    default:
-      return c10::toString(dtype);
-  }
+  const detail::DtypeInfo* known = detail::find_dtype(dtype);
+  return known == nullptr ? c10::toString(dtype) : std::string(known->torch_name);
 }
 
 void print(const std::string& lines) {

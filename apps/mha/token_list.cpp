@@ -17,15 +17,10 @@ bool ends_with(const std::string& text, const std::string& end) {
 }
 
 /// The contents of a file that someone has named, which may be anything.
-std::string text_of(const std::string& path, const std::string& option) {
+std::string text_of(const std::string& path) {
   constexpr int64_t most = 64 << 20;
-  std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  TORCH_CHECK(std::filesystem::is_regular_file(status), option, ": cannot read ", path,
-              ": expected a regular file, found ",
-              std::filesystem::exists(status) ? "a directory, device or pipe" : "none");
   detail::InputFile file(path);
-  TORCH_CHECK(file.size() <= most, option, ": cannot read ", path, ": expected at most ", most,
+  TORCH_CHECK(file.size() <= most, path, ": expected tokens of at most ", most,
               " bytes, found ", file.size());
   std::string text = file.read(0, file.size(), "tokens");
   // Some editors put this mark in front of UTF-8.
@@ -68,13 +63,16 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-std::vector<std::string> token_list(const std::string& argument, const std::string& option) {
+bool is_token_file(const std::string& argument) {
   std::error_code ignored;  // what cannot be a path is no file
-  const bool json = ends_with(argument, ".json");
-  const bool named_as_file = json || ends_with(argument, ".txt");
-  if (named_as_file || std::filesystem::exists(argument, ignored)) {
-    const std::string text = text_of(argument, option);
-    return json ? from_json(text, argument) : lines_of(text);
+  return ends_with(argument, ".json") || ends_with(argument, ".txt") ||
+         std::filesystem::exists(argument, ignored);
+}
+
+std::vector<std::string> token_list(const std::string& argument) {
+  if (is_token_file(argument)) {
+    const std::string text = text_of(argument);
+    return ends_with(argument, ".json") ? from_json(text, argument) : lines_of(text);
   }
   std::istringstream stream(argument);
   std::vector<std::string> tokens;

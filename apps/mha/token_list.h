@@ -5,8 +5,11 @@
 
 namespace mha::cli {
 
-/// The tokens that an argument of `option` gives: those of a file of that name, one a line or,
-/// if the name ends in .json, a list of strings; else the argument's own words.
-std::vector<std::string> token_list(const std::string& argument, const std::string& option);
+/// Whether an argument names a file of tokens: there is one, or its ending says so.
+bool is_token_file(const std::string& argument);
+
+/// The tokens that an argument gives: those of a file of that name, one a line or, if the name
+/// ends in .json, a list of strings; else the argument's own words.
+std::vector<std::string> token_list(const std::string& argument);
 
 }  // namespace mha::cli

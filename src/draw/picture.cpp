@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "label.h"
+#include "runtime/enum_check.h"
 #include "runtime/given_tensor.h"
 
 namespace mha::draw::detail {
@@ -59,12 +60,8 @@ at::Tensor checked_weights(const at::Tensor& weights) {
 }
 
 void check_options(const Options& options) {
-  const auto colours = static_cast<int>(options.colours());
-  TORCH_CHECK(colours >= 0 && colours <= static_cast<int>(ColourMap::grey),
-              "colours: expected dusk, ink or grey, found ColourMap(", colours, ")");
-  const auto scale = static_cast<int>(options.scale());
-  TORCH_CHECK(scale >= 0 && scale <= static_cast<int>(Scale::linear),
-              "scale: expected square_root or linear, found Scale(", scale, ")");
+  mha::detail::check_enum({"colours"}, options.colours(), ColourMap::grey, "dusk, ink or grey");
+  mha::detail::check_enum({"scale"}, options.scale(), Scale::linear, "square_root or linear");
   const double largest = options.largest().value_or(1);
   TORCH_CHECK(std::isfinite(largest) && largest > 0, "largest: expected a number > 0, found ",
               largest);
@@ -207,6 +204,13 @@ std::vector<std::string> Picture::notes() const {
                     counted(keys, "key", "keys"), queries.is_pooled() ? ", on average" : ""));
   }
   return sentences;
+}
+
+Axes axes_of(const Maps& maps, const Options& options) {
+  const c10::NoGradGuard no_grad;
+  const Source source = source_of(maps, options);
+  return {axis_of("queries", source.queries, maps.queries, source.queries),
+          axis_of("keys", source.keys, maps.keys, source.keys)};
 }
 
 Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,

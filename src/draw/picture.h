@@ -21,6 +21,10 @@ struct Axis {
   std::string label(int64_t cell, bool every_one_shown) const;
 };
 
+struct Axes {
+  Axis queries, keys;
+};
+
 struct Panel {
   std::string name;           ///< printable
   std::vector<float> values;  ///< row after row, -1 in blank cells
@@ -52,6 +56,9 @@ struct Picture {
 /// is pooled.
 Picture picture_of(const Maps& maps, const Options& options, int64_t most_rows,
                    int64_t most_columns);
+
+/// The axes of a picture that pools nothing; forms none of its cells.
+Axes axes_of(const Maps& maps, const Options& options);
 
 /// Heads of `maps`, 1 for (L, S); what is no map at all throws.
 int64_t heads_of(const Maps& maps);

@@ -9,6 +9,7 @@
 #include "label.h"
 #include "painter.h"
 #include "picture.h"
+#include "runtime/enum_check.h"
 
 namespace mha::draw {
 namespace {
@@ -183,14 +184,11 @@ int64_t widest_token(const std::vector<std::string>& labels) {
 }  // namespace
 
 std::string text(const Maps& maps, const Terminal& terminal, const Options& options) {
-  const auto colours = static_cast<int>(terminal.colours);
-  TORCH_CHECK(colours >= 0 && colours <= static_cast<int>(Colours::rgb),
-              "terminal.colours: expected none, palette_256 or rgb, found Colours(", colours,
-              ")");
+  mha::detail::check_enum({"terminal.colours"}, terminal.colours, Colours::rgb,
+                          "none, palette_256 or rgb");
   TORCH_CHECK(terminal.columns > 0, "terminal.columns: expected a number > 0, found ",
               terminal.columns);
-  const Picture whole =
-      detail::picture_of(maps, options, INT64_MAX, INT64_MAX);  // for its sizes
+  const detail::Axes whole = detail::axes_of(maps, options);
   const int64_t queries = whole.queries.size, keys = whole.keys.size;
   const auto label_width =
       static_cast<int64_t>(fmt::format("{}", std::max(queries, keys) - 1).size());

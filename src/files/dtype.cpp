@@ -10,13 +10,26 @@ namespace {
 // without a counterpart in every supported LibTorch are known by size, so that a file with such
 // a tensor can be checked and its other tensors read.
 constexpr std::array<DtypeInfo, 20> kDtypes = {{
-    {"BOOL", 8, at::kBool},      {"F4", 4, {}},         {"F6_E2M3", 6, {}},
-    {"F6_E3M2", 6, {}},          {"U8", 8, at::kByte},  {"I8", 8, at::kChar},
-    {"F8_E5M2", 8, {}},          {"F8_E4M3", 8, {}},    {"F8_E8M0", 8, {}},
-    {"I16", 16, at::kShort},     {"U16", 16, {}},       {"F16", 16, at::kHalf},
-    {"BF16", 16, at::kBFloat16}, {"I32", 32, at::kInt}, {"U32", 32, {}},
-    {"F32", 32, at::kFloat},     {"C64", 64, {}},       {"F64", 64, at::kDouble},
-    {"I64", 64, at::kLong},      {"U64", 64, {}},
+    {"BOOL", "bool", 8, at::kBool},
+    {"F4", "", 4, {}},
+    {"F6_E2M3", "", 6, {}},
+    {"F6_E3M2", "", 6, {}},
+    {"U8", "uint8", 8, at::kByte},
+    {"I8", "int8", 8, at::kChar},
+    {"F8_E5M2", "float8_e5m2", 8, {}},
+    {"F8_E4M3", "float8_e4m3fn", 8, {}},
+    {"F8_E8M0", "float8_e8m0fnu", 8, {}},
+    {"I16", "int16", 16, at::kShort},
+    {"U16", "uint16", 16, {}},
+    {"F16", "float16", 16, at::kHalf},
+    {"BF16", "bfloat16", 16, at::kBFloat16},
+    {"I32", "int32", 32, at::kInt},
+    {"U32", "uint32", 32, {}},
+    {"F32", "float32", 32, at::kFloat},
+    {"C64", "complex64", 64, {}},
+    {"F64", "float64", 64, at::kDouble},
+    {"I64", "int64", 64, at::kLong},
+    {"U64", "uint64", 64, {}},
 }};
 
 template <typename Matches>
@@ -33,6 +46,11 @@ const DtypeInfo* find_dtype(std::string_view name) {
 
 const DtypeInfo* find_dtype(at::ScalarType type) {
   return find([&](const DtypeInfo& dtype) { return dtype.type == type; });
+}
+
+const DtypeInfo* find_torch_dtype(std::string_view torch_name) {
+  if (torch_name.empty()) return nullptr;
+  return find([&](const DtypeInfo& dtype) { return dtype.torch_name == torch_name; });
 }
 
 std::string dtype_names() {

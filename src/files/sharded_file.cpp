@@ -140,11 +140,22 @@ ShardedFile::ShardedFile(std::string path) : path_(std::move(path)) {
   }
 }
 
+std::vector<std::string> ShardedFile::files() const {
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : shard_of_) shards.insert(shard);
+  std::vector<std::string> files = {path_};
+  for (const std::string& shard : shards) files.push_back(path_of(shard));
+  return files;
+}
+
+std::string ShardedFile::path_of(const std::string& shard) const {
+  return std::filesystem::path(path_).replace_filename(shard).string();
+}
+
 TensorSource& ShardedFile::open(const std::string& shard) {
   if (open_shard_ != shard) {
     shard_.reset();
-    const auto file = std::filesystem::path(path_).replace_filename(shard).string();
-    shard_ = open_tensors(file, Shards::refused);
+    shard_ = open_tensors(path_of(shard), Shards::refused);
     open_shard_ = shard;
   }
   return *shard_;

@@ -24,11 +24,13 @@ class ShardedFile : public TensorSource {
 
   const std::string& path() const override { return path_; }
   std::string_view format() const override { return "index of shards"; }
+  std::vector<std::string> files() const override;
   const TensorEntries& entries() const override { return entries_; }
   const Metadata& metadata() const override { return metadata_; }
   at::Tensor read(const std::string& name) override;
 
  private:
+  std::string path_of(const std::string& shard) const;
   TensorSource& open(const std::string& shard);
 
   std::string path_;

@@ -33,6 +33,8 @@ class TensorSource {
   virtual const std::string& path() const = 0;
   /// The format, for a person: "safetensors", "torch.save".
   virtual std::string_view format() const = 0;
+  /// Every file that it consists of: of an index, this and the files that it names.
+  virtual std::vector<std::string> files() const { return {path()}; }
   virtual const TensorEntries& entries() const = 0;
   virtual const Metadata& metadata() const = 0;
 

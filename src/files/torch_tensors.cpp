@@ -4,8 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
+#include <iterator>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -23,48 +23,54 @@ constexpr size_t kMaxTorchTensors = 16384;  // a shared dictionary could stand f
 constexpr size_t kMaxNamesSize = 2 << 20;
 constexpr size_t kMaxTensorRank = 64;
 
-// A storage class or dtype of Python's torch, and what files hold for it. Of the last three
-// only the size is known.
-struct TorchType {
-  std::string_view storage, dtype;
-  DtypeInfo info;
+// The storage classes of Python's torch, and what files hold for them.
+struct StorageClass {
+  std::string_view name, dtype;
 };
-constexpr std::array<TorchType, 21> kTorchTypes = {{
-    {"torch.FloatStorage", "torch.float32", {"F32", 32, at::kFloat}},
-    {"torch.DoubleStorage", "torch.float64", {"F64", 64, at::kDouble}},
-    {"torch.HalfStorage", "torch.float16", {"F16", 16, at::kHalf}},
-    {"torch.BFloat16Storage", "torch.bfloat16", {"BF16", 16, at::kBFloat16}},
-    {"torch.LongStorage", "torch.int64", {"I64", 64, at::kLong}},
-    {"torch.IntStorage", "torch.int32", {"I32", 32, at::kInt}},
-    {"torch.ShortStorage", "torch.int16", {"I16", 16, at::kShort}},
-    {"torch.CharStorage", "torch.int8", {"I8", 8, at::kChar}},
-    {"torch.ByteStorage", "torch.uint8", {"U8", 8, at::kByte}},
-    {"torch.BoolStorage", "torch.bool", {"BOOL", 8, at::kBool}},
-    {"torch.ComplexFloatStorage", "torch.complex64", {"C64", 64, {}}},
-    {"torch.ComplexDoubleStorage", "torch.complex128", {"C128", 128, {}}},
-    {"torch.storage.UntypedStorage", "", {"U8", 8, at::kByte}},
-    {"", "torch.uint16", {"U16", 16, {}}},
-    {"", "torch.uint32", {"U32", 32, {}}},
-    {"", "torch.uint64", {"U64", 64, {}}},
-    {"", "torch.float8_e5m2", {"F8_E5M2", 8, {}}},
-    {"", "torch.float8_e4m3fn", {"F8_E4M3", 8, {}}},
-    {"", "torch.float8_e8m0fnu", {"F8_E8M0", 8, {}}},
-    {"torch.QInt8Storage", "torch.qint8", {"a quantized type", 8, {}}},
-    {"torch.QUInt8Storage", "torch.quint8", {"a quantized type", 8, {}}},
-}};
+constexpr StorageClass kStorageClasses[] = {
+    {"FloatStorage", "float32"},
+    {"DoubleStorage", "float64"},
+    {"HalfStorage", "float16"},
+    {"BFloat16Storage", "bfloat16"},
+    {"LongStorage", "int64"},
+    {"IntStorage", "int32"},
+    {"ShortStorage", "int16"},
+    {"CharStorage", "int8"},
+    {"ByteStorage", "uint8"},
+    {"BoolStorage", "bool"},
+    {"ComplexFloatStorage", "complex64"},
+    {"ComplexDoubleStorage", "complex128"},
+    {"storage.UntypedStorage", "uint8"},
+    {"QInt8Storage", "qint8"},
+    {"QUInt8Storage", "quint8"},
+};
 
-// The types that safetensors files have are those of its own table, so that names compare.
-const DtypeInfo* type_of(const TorchType& type) {
-  const DtypeInfo* info = find_dtype(type.info.name);
-  return info == nullptr ? &type.info : info;
+// Types that safetensors files lack; only their size is known.
+constexpr DtypeInfo kOtherDtypes[] = {
+    {"C128", "complex128", 128, {}},
+    {"a quantized type", "qint8", 8, {}},
+    {"a quantized type", "quint8", 8, {}},
+};
+
+// `global` without "torch.", in front of which nothing is a type.
+std::string_view in_torch(std::string_view global) {
+  constexpr std::string_view begin = "torch.";
+  return global.substr(0, begin.size()) == begin ? global.substr(begin.size()) : "";
 }
 
-template <typename Member>
-const TorchType* find_torch_type(Member member, const std::string& name) {
-  const auto* end = kTorchTypes.data() + kTorchTypes.size();
-  const auto* found = std::find_if(kTorchTypes.data(), end,
-                                   [&](const TorchType& type) { return type.*member == name; });
-  return found == end ? nullptr : found;
+// The type that torch calls by that name, or that a storage class of that name holds; null if
+// there is none.
+const DtypeInfo* dtype_named(std::string_view torch_name) {
+  const auto* found =
+      std::find_if(std::begin(kOtherDtypes), std::end(kOtherDtypes),
+                   [&](const DtypeInfo& dtype) { return dtype.torch_name == torch_name; });
+  return found != std::end(kOtherDtypes) ? found : find_torch_dtype(torch_name);
+}
+const DtypeInfo* dtype_of_storage(std::string_view class_name) {
+  const auto* found =
+      std::find_if(std::begin(kStorageClasses), std::end(kStorageClasses),
+                   [&](const StorageClass& storage) { return storage.name == class_name; });
+  return found == std::end(kStorageClasses) ? nullptr : dtype_named(found->dtype);
 }
 
 constexpr std::string_view kRebuilds[] = {
@@ -92,8 +98,8 @@ bool is_allowed(const std::string& where, const std::string& global) {
               ": a TorchScript archive holds code, which is not read: in Python, "
               "torch.save(torch.jit.load(path).state_dict(), other_path) writes its weights");
   return std::find(std::begin(kRebuilds), std::end(kRebuilds), global) != std::end(kRebuilds) ||
-         find_torch_type(&TorchType::storage, global) != nullptr ||
-         find_torch_type(&TorchType::dtype, global) != nullptr;
+         dtype_of_storage(in_torch(global)) != nullptr ||
+         dtype_named(in_torch(global)) != nullptr;
 }
 
 class TorchTensors {
@@ -200,9 +206,8 @@ class TorchTensors {
     if (!typed) {
       const std::string name =
           pickle_.global(argument(arguments, 6, PickleKind::global, "dtype"));
-      const TorchType* type = find_torch_type(&TorchType::dtype, name);
-      if (type == nullptr || name.empty()) fail("dtype: expected one, found ", excerpt(name));
-      view.dtype = type_of(*type);
+      view.dtype = dtype_named(in_torch(name));
+      if (view.dtype == nullptr) fail("dtype: expected one, found ", excerpt(name));
     }
     view.offset = argument(arguments, 1, PickleKind::integer, "offset").number;
     view.sizes = integers(arguments, 2, "sizes");
@@ -221,11 +226,9 @@ class TorchTensors {
       fail("storage: expected 'storage', found ", excerpt(pickle_.string(kind)));
     }
     const auto& type_global = argument(tuple, 1, PickleKind::global, "storage: type");
-    const TorchType* type = find_torch_type(&TorchType::storage, pickle_.global(type_global));
-    if (type == nullptr) {
-      fail("storage: expected a type, found ", excerpt(pickle_.global(type_global)));
-    }
-    view.dtype = type_of(*type);
+    const std::string type = pickle_.global(type_global);
+    view.dtype = dtype_of_storage(in_torch(type));
+    if (view.dtype == nullptr) fail("storage: expected a type, found ", excerpt(type));
     const auto& key = argument(tuple, 2, PickleKind::string, "storage: key");
     argument(tuple, 3, PickleKind::string, "storage: device");
     const int64_t count = argument(tuple, 4, PickleKind::integer, "storage: size").number;

@@ -11,11 +11,13 @@
 
 #include "support/expect.h"
 #include "support/oracle.h"
+#include "support/values.h"
 
 namespace mha {
 namespace {
 
 using test::all_zero;
+using test::bools;
 using test::is_bit_equal;
 using test::is_close;
 using test::is_finite;
@@ -33,10 +35,6 @@ struct NamedMask {
   const char* name;
   Mask mask;
 };
-
-at::Tensor bools(std::vector<int64_t> values) {
-  return torch::tensor(values).to(at::kBool);
-}
 
 std::vector<NamedMask> masks() {
   torch::manual_seed(21);

@@ -15,9 +15,11 @@
 #include <vector>
 
 #include "support/expect.h"
+#include "support/options_oracle.h"
 #include "support/oracle.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
@@ -26,42 +28,19 @@ double tolerance(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 3e-2 : dtype == at::kHalf ? 4e-3 : 5e-6;
 }
 
-// One layer in double: (N, T, H, D) -> (N, H, T, D).
-at::Tensor project(const torch::nn::Linear& layer, const at::Tensor& tokens, int64_t heads) {
-  auto result = tokens.to(at::kDouble).matmul(layer->weight.detach().to(at::kDouble).t());
-  if (layer->bias.defined()) result = result + layer->bias.detach().to(at::kDouble);
-  return result.unflatten(2, {heads, -1}).transpose(1, 2);
-}
-
 // Self-attention over all of x (N, T, E), with keys and values rounded to `stored`.
 AttentionOutput expected_output(const MultiHeadAttention& module, const at::Tensor& x,
                                 const Mask& mask, at::ScalarType stored = at::kDouble) {
   const int64_t n = x.size(0), t = x.size(1), h = module->options.num_heads();
-  const auto q = project(module->W_q, x, h);
-  auto k = project(module->W_k, x, module->num_kv_heads());
-  auto v = project(module->W_v, x, module->num_kv_heads());
-  const int64_t extra =
-      int64_t{module->options.add_bias_kv()} + int64_t{module->options.add_zero_attn()};
-  if (module->options.add_bias_kv()) {
-    const auto append = [&](const at::Tensor& heads, const at::Tensor& bias) {
-      const auto token = bias.detach().to(at::kDouble).view({1, heads.size(1), 1, -1});
-      return at::cat({heads, token.expand({n, -1, -1, -1})}, 2);
-    };
-    k = append(k, module->bias_k);
-    v = append(v, module->bias_v);
-  }
-  if (module->options.add_zero_attn()) {
-    k = at::constant_pad_nd(k, {0, 0, 0, 1});
-    v = at::constant_pad_nd(v, {0, 0, 0, 1});
-  }
+  const auto q = oracle_heads(module->W_q, x, h);
+  auto k = oracle_heads(module->W_k, x, module->num_kv_heads());
+  auto v = oracle_heads(module->W_v, x, module->num_kv_heads());
+  const int64_t extra = append_own_keys(module, k, v);
   const auto result =
       oracle_attention(q, k.to(stored).to(at::kDouble), v.to(stored).to(at::kDouble),
                        dense_mask(mask, n, h, t, t, extra),
                        1 / std::sqrt(static_cast<double>(module->head_dim())));
-  const auto merged = result.output.transpose(1, 2).flatten(2);
-  auto output = merged.matmul(module->W_o->weight.detach().to(at::kDouble).t());
-  if (module->W_o->bias.defined()) output = output + module->W_o->bias.detach().to(at::kDouble);
-  return {output, result.weights};
+  return {oracle_linear(module->W_o, result.output.transpose(1, 2).flatten(2)), result.weights};
 }
 
 MultiHeadAttention seeded_module(const MultiHeadAttentionOptions& options) {
@@ -69,10 +48,6 @@ MultiHeadAttention seeded_module(const MultiHeadAttentionOptions& options) {
   MultiHeadAttention module(options);
   module->eval();
   return module;
-}
-
-at::Tensor counts(const std::vector<int64_t>& numbers) {
-  return torch::tensor(numbers, at::kLong);
 }
 
 // The outputs of x in chunks of random sizes, one behind the other.
@@ -250,7 +225,7 @@ TEST(CachedAttentionTest, SamplesOfDifferentLengthsAreEachAsAlone) {
         const auto x = random.normal({2, tokens, 16});
         const std::vector<int64_t> added{random.between(0, tokens), random.between(0, tokens)};
         const auto actual = module->attend(
-            x, CallOptions(Mask::causal()).cache(cache).new_lengths(counts(added)));
+            x, CallOptions(Mask::causal()).cache(cache).new_lengths(numbers(added)));
         EXPECT_TRUE(is_finite(actual.output));
         for (int64_t n = 0; n < 2; ++n) {
           if (added[n] == 0) continue;
@@ -279,7 +254,7 @@ TEST(CachedAttentionTest, CroppedReorderedAndLoadedCachesGoOn) {
   cache.repeat(2);
   module->attend(at::cat({wrong.narrow(1, 0, 1), x.narrow(1, 6, 1)}),
                  CallOptions().cache(cache));
-  cache.reorder(counts({1, 1, 0}));
+  cache.reorder(numbers({1, 1, 0}));
   const auto rest = x.narrow(1, 7, 3).expand({3, 3, 16});
   const auto output = module->attend(rest, CallOptions(Mask::causal()).cache(cache)).output;
   EXPECT_TRUE(is_close(output[0], expected[0].narrow(0, 7, 3), 5e-6));
@@ -295,7 +270,7 @@ TEST(CachedAttentionTest, KeysProjectedOnceGiveTheOutputsOfCallsWithKeyAndValue)
     Random random(8);
     const auto query = leaf(random.normal({2, 3, 16}));
     const auto key = random.normal({2, 7, 12}), value = random.normal({2, 7, 10});
-    const auto mask = Mask::lengths(counts({7, 4}));
+    const auto mask = Mask::lengths(numbers({7, 4}));
     const auto [memory, again] = [&] {
       at::NoGradGuard no_grad;
       const auto projected = module->project_keys(key, value);
@@ -342,9 +317,9 @@ TEST(CachedAttentionTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
   EXPECT_TRUE(refused(x[0].unsqueeze(0), call, {"batch", "2", "1"}));
   EXPECT_TRUE(refused(x.narrow(1, 0, 2), CallOptions(Mask::keep(at::ones({2, 2}))).cache(cache),
                       {"keep", "2", "5"}));
-  EXPECT_TRUE(refused(x.narrow(1, 0, 2), CallOptions(call).new_lengths(counts({1, 3})),
+  EXPECT_TRUE(refused(x.narrow(1, 0, 2), CallOptions(call).new_lengths(numbers({1, 3})),
                       {"new_lengths", "2", "3"}));
-  EXPECT_TRUE(refused(x, CallOptions().new_lengths(counts({1, 3})), {"new_lengths", "cache"}));
+  EXPECT_TRUE(refused(x, CallOptions().new_lengths(numbers({1, 3})), {"new_lengths", "cache"}));
   EXPECT_TRUE(refused(x, CallOptions(call).memory(cache), {"memory", "cache"}));
   EXPECT_TRUE(refused(x, CallOptions().memory(KVCache()), {"memory", "empty"}));
   EXPECT_TRUE(refused(x[0], CallOptions().memory(cache), {"memory", "batch", "1", "2"}));

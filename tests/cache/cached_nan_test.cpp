@@ -10,13 +10,10 @@
 #include "support/expect.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
-
-at::Tensor counts(const std::vector<int64_t>& numbers) {
-  return torch::tensor(numbers, at::kLong);
-}
 
 // A module of which the queries' part alone trains, since no gradient flows into a cache.
 MultiHeadAttention with_trained_queries(const MultiHeadAttentionOptions& options) {
@@ -46,7 +43,7 @@ TEST(CachedNaNTest, InAQueryThatSeesNothingReachesNoOutputAndNoGradient) {
     auto dirty = zeros.clone();
     dirty[1].fill_(std::numeric_limits<double>::quiet_NaN());
     const auto attend = [&](const at::Tensor& x, const KVCache& cache) {
-      return module->attend(x, CallOptions(Mask::lengths(counts({4, 0}))).cache(cache)).output;
+      return module->attend(x, CallOptions(Mask::lengths(numbers({4, 0}))).cache(cache)).output;
     };
     const KVCache of_zeros, of_dirty;
     const auto expected = attend(zeros, of_zeros), output = attend(dirty, of_dirty);
@@ -74,9 +71,9 @@ TEST(CachedNaNTest, InPaddingTokensReachesNoOtherOutputAndNoGradient) {
     // The real tokens' outputs.
     const auto attend = [&](const at::Tensor& x) {
       const auto call = CallOptions(Mask::causal()).cache(KVCache());
-      module->attend(prompt, CallOptions(call).new_lengths(counts({2, 3})));
+      module->attend(prompt, CallOptions(call).new_lengths(numbers({2, 3})));
       const auto output =
-          module->attend(x, CallOptions(call).new_lengths(counts({4, 1}))).output;
+          module->attend(x, CallOptions(call).new_lengths(numbers({4, 1}))).output;
       return at::cat({output[0], output[1].narrow(0, 0, 1)});
     };
     const auto expected = attend(zeros), output = attend(dirty);
@@ -98,7 +95,7 @@ TEST(CachedNaNTest, InAQueryThatSeesNothingOfAMemoryReachesNoGradient) {
     return module->project_keys(key);
   }();
   const auto result =
-      module->attend(query, CallOptions(Mask::lengths(counts({4, 0}))).memory(memory));
+      module->attend(query, CallOptions(Mask::lengths(numbers({4, 0}))).memory(memory));
   EXPECT_TRUE(is_close(result.output[1][0], module->W_o->bias, 0));
   result.output.sum().backward();
   EXPECT_TRUE(is_finite(module->W_q->weight.grad()));

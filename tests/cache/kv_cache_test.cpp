@@ -12,6 +12,7 @@
 #include "support/file_support.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
@@ -53,10 +54,6 @@ using Samples = std::vector<at::Tensor>;
   return ::testing::AssertionSuccess();
 }
 
-at::Tensor counts(std::vector<int64_t> numbers) {
-  return torch::tensor(numbers, at::kLong);
-}
-
 TEST(KVCacheTest, HoldsWhatPlainListsWouldHold) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     Random random(seed);
@@ -74,7 +71,7 @@ TEST(KVCacheTest, HoldsWhatPlainListsWouldHold) {
         for (auto& count : added) count = random.between(0, tokens);
       }
       const auto all =
-          ragged ? cache.append(key, value, counts(added)) : cache.append(key, value);
+          ragged ? cache.append(key, value, numbers(added)) : cache.append(key, value);
       for (int64_t i = 0; i < samples; ++i) {
         keys[i] = at::cat({keys[i], key[i].narrow(1, 0, added[i])}, 1);
         values[i] = at::cat({values[i], value[i].narrow(1, 0, added[i])}, 1);
@@ -92,7 +89,7 @@ TEST(KVCacheTest, HoldsWhatPlainListsWouldHold) {
       if (random.chance(0.2)) {
         std::vector<int64_t> from(random.between(1, 4));
         for (auto& index : from) index = random.between(0, samples - 1);
-        cache.reorder(counts(from));
+        cache.reorder(numbers(from));
         Samples new_keys, new_values;
         for (const auto index : from) {
           new_keys.push_back(keys[index]);
@@ -148,7 +145,7 @@ TEST(KVCacheTest, AFixedCacheTakesItsMemoryAtOnceAndRefusesMore) {
   const void* place = cache.append(tokens, tokens).key.data_ptr();
   EXPECT_EQ(cache.nbytes(), 2 * (2 * 5 * 8 * 4));
   EXPECT_TRUE(refuses([&] { cache.append(tokens, tokens); }, {"capacity", "6", "5"}));
-  EXPECT_TRUE(at::equal(cache.lengths(), counts({3, 3})));
+  EXPECT_TRUE(at::equal(cache.lengths(), numbers({3, 3})));
   EXPECT_EQ(cache.append(tokens.narrow(2, 0, 2), tokens.narrow(2, 0, 2)).key.data_ptr(), place);
 }
 
@@ -183,7 +180,7 @@ TEST(KVCacheTest, AWindowHoldsItsKeysInMemoryOfTwiceItsSize) {
         const int64_t tokens = step % 20 == 0 ? 3 * window : random.between(1, 3);
         const auto key = random.normal({2, 1, tokens, 4});
         const std::vector<int64_t> added{tokens, ragged ? random.between(0, tokens) : tokens};
-        const auto given = cache.append(key, key, counts(added));
+        const auto given = cache.append(key, key, numbers(added));
         int64_t longest = 0;
         for (int64_t i = 0; i < 2; ++i) {
           const int64_t kept = std::min(all[i].size(1), window - 1);
@@ -256,7 +253,7 @@ TEST(KVCacheTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
   Random random(5);
   KVCache cache;
   const auto key = random.normal({2, 3, 4, 8}), value = random.normal({2, 3, 4, 6});
-  cache.append(key, value, counts({4, 2}));
+  cache.append(key, value, numbers({4, 2}));
   const KVCache before = cache.clone();
   const auto append = [&](const at::Tensor& k, const at::Tensor& v) {
     return [&cache, k, v] { cache.append(k, v); };
@@ -271,7 +268,7 @@ TEST(KVCacheTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
   EXPECT_TRUE(refuses(append(leaf(key), value), {"key", "gradient", "NoGradGuard"}));
   EXPECT_TRUE(refuses(append(key, leaf(value)), {"value", "gradient"}));
   for (const auto& lengths :
-       {at::ones({2}), at::ones({3}, at::kLong), counts({1, 5}), counts({-1, 2})}) {
+       {at::ones({2}), at::ones({3}, at::kLong), numbers({1, 5}), numbers({-1, 2})}) {
     EXPECT_TRUE(refuses([&] { cache.append(key, value, lengths); }, {"new_lengths"}));
   }
   EXPECT_TRUE(refuses([&] { cache.crop(-1); }, {"crop", "length", "-1"}));
@@ -280,13 +277,13 @@ TEST(KVCacheTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
     EXPECT_TRUE(refuses([&] { cache.repeat(n); }, {"repeat", "n", std::to_string(n)}));
   }
   EXPECT_TRUE(refuses([&] { cache.reorder({}); }, {"reorder", "indices"}));
-  EXPECT_TRUE(refuses([&] { cache.reorder(counts({0, 2})); }, {"reorder", "indices", "2"}));
+  EXPECT_TRUE(refuses([&] { cache.reorder(numbers({0, 2})); }, {"reorder", "indices", "2"}));
   EXPECT_TRUE(refuses([&] { cache.reorder(at::zeros({2})); }, {"indices", "integer"}));
   EXPECT_TRUE(same_cache(cache, before));
 
   EXPECT_TRUE(
-      refuses([] { KVCache().reorder(counts({0})); }, {"reorder", "indices", "none", "1"}));
-  KVCache().reorder(counts({}));
+      refuses([] { KVCache().reorder(numbers({0})); }, {"reorder", "indices", "none", "1"}));
+  KVCache().reorder(numbers({}));
   EXPECT_TRUE(refuses([] { KVCache(KVCacheOptions().capacity(0)); }, {"capacity", "0"}));
   EXPECT_TRUE(refuses([] { KVCache(KVCacheOptions().capacity(INT64_MAX)); },
                       {"capacity", "2^40", std::to_string(INT64_MAX)}));
@@ -306,7 +303,7 @@ TEST(KVCacheTest, AFileGivesTheSameCacheBack) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     Random random(6);
     KVCache cache(KVCacheOptions().dtype(dtype));
-    cache.append(random.normal({2, 3, 5, 4}), random.normal({2, 3, 5, 6}), counts({5, 2}));
+    cache.append(random.normal({2, 3, 5, 4}), random.normal({2, 3, 5, 6}), numbers({5, 2}));
     cache.save(path);
     KVCache loaded = KVCache::load(path, KVCacheOptions().capacity(6));
     EXPECT_TRUE(same_cache(loaded, cache));

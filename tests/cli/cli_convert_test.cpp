@@ -1,4 +1,4 @@
-// Guards `mha convert`, `mha compare` and `mha info --file`, run as a user would: what is
+// Guards `mha convert`, `mha compare` and `mha info --model`, run as a user would: what is
 // written is the layer bit by bit, a comparison's exit code is its result, and each error is
 // one line. That layouts and formats are read rightly is proven elsewhere.
 
@@ -34,7 +34,7 @@ class CliConvertTest : public ::testing::Test {
   }
 
   ProgramResult run(const std::string& command, const Strings& more) const {
-    Strings arguments = {command, "--weights", model_, "--heads", "6"};
+    Strings arguments = {command, "--model", model_, "--num-heads", "6"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_mha(arguments);
   }
@@ -89,8 +89,37 @@ TEST_F(CliConvertTest, AnErrorLeavesNoFile) {
   expect_error(run("convert", {"--output", output_, "--prefix", "nowhere"}), "nowhere");
   expect_error(run("convert", {"--output", output_, "--dtype", "int8"}), "expected one of");
   expect_error(run("convert", {"--output", model_}), "--output: expected another file");
-  expect_error(run_mha({"convert", "--weights", model_, "--output", output_}), "num_heads");
+  expect_error(run_mha({"convert", "--model", model_, "--output", output_}),
+               "--num-heads: expected");
   EXPECT_FALSE(std::filesystem::exists(output_));
+}
+
+TEST_F(CliConvertTest, NoFileOfAnIndexIsWrittenOver) {
+  const std::string index = directory_.file("index.json"),
+                    first = directory_.file("1.safetensors"),
+                    second = directory_.file("2.safetensors");
+  save(module_, first, WeightFileOptions().prefix("a"));
+  save(module_, second, WeightFileOptions().prefix("b"));
+  std::string names;
+  for (const auto& [prefix, file] : {std::pair("a", "1"), std::pair("b", "2")}) {
+    for (const auto& parameter : module_->named_parameters()) {
+      names += names.empty() ? "" : ", ";
+      names += std::string("\"") + prefix + "." + parameter.key() + "\": \"" + file +
+               ".safetensors\"";
+    }
+  }
+  write_bytes(index, "{\"weight_map\": {" + names + "}}");
+  const auto convert = [&](const std::string& output) {
+    return run_mha(
+        {"convert", "--model", index, "--prefix", "a", "--num-heads", "6", "--output", output});
+  };
+  // The second file holds nothing of this layer, and all of another.
+  for (const std::string& read : {index, first, second}) {
+    const std::string before = read_bytes(read);
+    expect_error(convert(read), "--output: expected another file than " + read);
+    EXPECT_EQ(read_bytes(read), before);
+  }
+  EXPECT_EQ(convert(output_).exit_code, 0);
 }
 
 TEST_F(CliConvertTest, EqualOutputsPass) {
@@ -146,13 +175,13 @@ TEST_F(CliConvertTest, RotaryPositionsThatNoFileTellsAreGiven) {
   detail::write_safetensors(input_, {{{"x", x}}, {}});
   detail::write_safetensors(expected_, {{{"output", module_->forward(x).output}}, {}});
   const auto compared = [&](const Strings& more) {
-    Strings arguments = {"compare", "--weights", model_, "--prefix",   "self_attn", "--heads",
-                         "4",       "--input",   input_, "--expected", expected_};
+    Strings arguments = {"compare", "--model", model_, "--prefix",   "self_attn", "--num-heads",
+                         "4",       "--input", input_, "--expected", expected_};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_mha(arguments);
   };
   const std::string given =
-      "base=500000,scaling=llama3,factor=8,original_max_position=16,low_freq_factor=1";
+      "base=500000,scaling=llama3,factor=8,original-max-position=16,low-freq-factor=1";
 
   const ProgramResult unrotated = compared({});
   EXPECT_EQ(unrotated.exit_code, 1);
@@ -168,10 +197,10 @@ TEST_F(CliConvertTest, RotaryPositionsThatNoFileTellsAreGiven) {
 
   // A file that was converted says it.
   const ProgramResult converted =
-      run_mha({"convert", "--weights", model_, "--prefix", "self_attn", "--heads", "4",
+      run_mha({"convert", "--model", model_, "--prefix", "self_attn", "--num-heads", "4",
                "--rotary", given, "--output", output_});
   EXPECT_EQ(converted.exit_code, 0) << converted.error;
-  const Strings by_the_file = {"compare", "--weights",  output_,  "--input",
+  const Strings by_the_file = {"compare", "--model",    output_,  "--input",
                                input_,    "--expected", expected_};
   EXPECT_EQ(run_mha(by_the_file).exit_code, 0);
   Strings against_it = by_the_file;
@@ -191,13 +220,13 @@ TEST_F(CliConvertTest, EveryScalingIsTheLibrarys) {
   for (const auto& [text, scaling] : std::vector<Given>{
            {"scaling=linear,factor=2.5", LinearScaling(2.5)},
            {"scaling=ntk,factor=4", NtkScaling(4)},
-           {"scaling=yarn,factor=4,original_max_position=16", YarnScaling(4, 16)},
-           {"scaling=yarn,factor=4,original_max_position=16,beta_fast=9,beta_slow=0.5,"
-            "attention_factor=1.5,truncate=false",
+           {"scaling=yarn,factor=4,original-max-position=16", YarnScaling(4, 16)},
+           {"scaling=yarn,factor=4,original-max-position=16,beta-fast=9,beta-slow=0.5,"
+            "attention-factor=1.5,truncate=false",
             YarnScaling(4, 16).beta_fast(9).beta_slow(0.5).attention_factor(1.5).truncate(
                 false)},
-           {"scaling=llama3,factor=4,original_max_position=16,low_freq_factor=2,"
-            "high_freq_factor=5",
+           {"scaling=llama3,factor=4,original-max-position=16,low-freq-factor=2,"
+            "high-freq-factor=5",
             Llama3Scaling(4, 16).low_freq_factor(2).high_freq_factor(5)}}) {
     const auto rotary =
         RotaryOptions().pairing(RotaryPairing::interleaved).rotary_dim(6).scaling(scaling);
@@ -206,8 +235,8 @@ TEST_F(CliConvertTest, EveryScalingIsTheLibrarys) {
     load(module_, model_);
     detail::write_safetensors(expected_, {{{"output", module_->forward(x).output}}, {}});
     const ProgramResult result =
-        run_mha({"compare", "--weights", model_, "--input", input_, "--expected", expected_,
-                 "--tolerance", "0", "--rotary", "pairing=interleaved,rotary_dim=6," + text});
+        run_mha({"compare", "--model", model_, "--input", input_, "--expected", expected_,
+                 "--tolerance", "0", "--rotary", "pairing=interleaved,rotary-dim=6," + text});
     EXPECT_EQ(result.exit_code, 0) << text << result.output << result.error;
   }
 }
@@ -219,19 +248,19 @@ TEST_F(CliConvertTest, ARotarySettingThatMeansNothingIsAnError) {
   error("500000", "--rotary: expected NAME=VALUE, found '500000'");
   error("base=ten", "--rotary: base: expected a number, found 'ten'");
   error("base=2,base=3", "--rotary: expected each setting once, found 'base' twice");
-  error("bas=2", "expected settings of base, pairing, rotary_dim, scaling, found 'bas'");
-  error("pairing=odd", "--rotary: pairing: expected one of half_split, interleaved");
-  error("rotary_dim=4.5", "--rotary: rotary_dim: expected an integer, found '4.5'");
+  error("bas=2", "expected settings of base, pairing, rotary-dim, scaling, found 'bas'");
+  error("pairing=odd", "--rotary: pairing: expected one of half-split, interleaved");
+  error("rotary-dim=4.5", "--rotary: rotary-dim: expected an integer, found '4.5'");
   error("scaling=longrope", "--rotary: scaling: expected one of none, linear, ntk, yarn");
   error("scaling=yarn", "--rotary: factor: expected it beside this scaling, found none");
-  error("scaling=yarn,factor=2", "--rotary: original_max_position: expected it beside");
-  error("scaling=linear,factor=2,beta_fast=3", "found 'beta_fast'");
+  error("scaling=yarn,factor=2", "--rotary: original-max-position: expected it beside");
+  error("scaling=linear,factor=2,beta-fast=3", "found 'beta-fast'");
   error("base=0.5", "RotaryOptions: base: expected a finite number above 1, found 0.5");
-  error("rotary_dim=100", "RotaryOptions: rotary_dim");
+  error("rotary-dim=100", "RotaryOptions: rotary_dim");
 }
 
 TEST_F(CliConvertTest, InfoListsTheLayersOfAFile) {
-  const ProgramResult result = run_mha({"info", "--file", model_});
+  const ProgramResult result = run_mha({"info", "--model", model_});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(
       result.output.find("(no prefix): native layout, d_model 12, of keys 4, no biases, F32"),
@@ -239,12 +268,14 @@ TEST_F(CliConvertTest, InfoListsTheLayersOfAFile) {
       << result.output;
   save(MultiHeadAttention(8, 2), output_,
        WeightFileOptions().prefix("a.b").layout(Layout::vit));
-  const json info = json::parse(run_mha({"info", "--file", output_, "--json"}).output);
+  const json info = json::parse(run_mha({"info", "--model", output_, "--json"}).output);
   EXPECT_EQ(info["format"], "safetensors");
   EXPECT_EQ(info["num_heads"], 2);
   EXPECT_EQ(info["layers"][0]["prefix"], "a.b");
   EXPECT_EQ(info["layers"][0]["layout"], "vit");
-  expect_error(run_mha({"info", "--file", directory_.file("none")}), "cannot be opened");
+  expect_error(run_mha({"info", "--model", output_, "--explain"}),
+               "--model excludes --explain");
+  expect_error(run_mha({"info", "--model", directory_.file("none")}), "cannot be opened");
 }
 
 }  // namespace

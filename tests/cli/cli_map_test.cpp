@@ -33,7 +33,7 @@ class CliMapTest : public ::testing::Test {
     return run_mha(arguments);
   }
   ProgramResult map_stored(std::vector<std::string> more) const {
-    more.insert(more.begin(), {"--weights", weights_});
+    more.insert(more.begin(), {"--maps", weights_});
     return map(more);
   }
 
@@ -71,7 +71,9 @@ TEST_F(CliMapTest, TheTensorIsTheOneNamedWeightsOrTheOnlyOneOfFourDimensions) {
   detail::write_safetensors(weights_, {{{"a", maps_ * 2}, {"b", maps_}}, {}});
   expect_drawn(map_stored({"--tensor", "b"}), first_sample());
   std::filesystem::remove(directory_.file("m.svg"));
-  expect_error_and_no_picture(map_stored({}), "or a single one of shape (N, H, L, S), found 2");
+  expect_error_and_no_picture(
+      map_stored({}),
+      "or a single one of shape (N, H, L, S), which --tensor can name, found 'a', 'b'");
   expect_error_and_no_picture(map_stored({"--tensor", "c"}), "--tensor: expected the name");
 }
 
@@ -112,12 +114,33 @@ TEST_F(CliMapTest, AModelComputesWhatIsDrawn) {
   const at::Tensor x = random_.normal({2, 5, 12}), lengths = at::tensor({5, 3});
   const std::string input = directory_.file("x.safetensors");
   detail::write_safetensors(input, {{{"x", x}, {"lengths", lengths}}, {}});
+  const auto computed = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--model", model, "--prefix", "layer.1", "--input", input,
+                               "--lengths", "lengths", "--causal", "--sample"});
+    return map(more);
+  };
+  const auto mask = Mask::lengths(lengths) & Mask::causal();
+  const at::Tensor weights = module->forward(x, {}, {}, mask).weights[1];
   draw::Maps maps;
-  maps.weights = module->forward(x, {}, {}, Mask::lengths(lengths) & Mask::causal()).weights[1];
   maps.title = "layer.1, sample 1";
-  expect_drawn(map({"--model", model, "--prefix", "layer.1", "--input", input, "--sample", "1",
-                    "--lengths", "lengths", "--causal"}),
-               maps);
+  maps.map = module->trace(x, {}, {}, mask).map;
+  maps.sample = 1;
+  expect_drawn(computed({"1"}), maps);
+  maps.map.reset();
+  maps.weights = weights;
+  expect_drawn(computed({"1"}), maps);
+  maps.weights = weights.index_select(0, at::tensor({2, 0}));
+  maps.names = {"head 2", "head 0"};
+  expect_drawn(computed({"1", "--head", "2", "--head", "0"}), maps);
+  maps.weights = weights.slice(0, 1, 2);
+  maps.names = {"head 1"};
+  expect_drawn(computed({"1", "--head", "1"}), maps);
+  maps.weights = weights.mean(0);
+  maps.names = {"mean of 3 heads"};
+  expect_drawn(computed({"1", "--mean"}), maps);
+  std::filesystem::remove(directory_.file("m.svg"));
+  expect_error_and_no_picture(computed({"1", "--head", "3"}), "--head: expected below 3");
+  expect_error_and_no_picture(computed({"2"}), "--sample: expected below 2");
 }
 
 TEST_F(CliMapTest, TokensAreWordsOrAFileOfLinesOrOfJson) {
@@ -154,12 +177,12 @@ TEST_F(CliMapTest, TheEndingDecidesTheFormatAndWithoutAFileItIsTheTerminals) {
   store("weights", maps_);
   for (const auto& [name, begin] : std::vector<std::pair<std::string, std::string>>{
            {"m.png", "\x89PNG"}, {"m.svg", "<svg"}, {"m.html", "<!DOCTYPE html>"}}) {
-    const ProgramResult result = map({"--weights", weights_}, name);
+    const ProgramResult result = map({"--maps", weights_}, name);
     EXPECT_EQ(result.exit_code, 0) << result.error;
     EXPECT_EQ(result.output, directory_.file(name) + ": 3 maps of 4 queries x 4 keys\n");
     EXPECT_EQ(read_bytes(directory_.file(name)).rfind(begin, 0), 0u);
   }
-  EXPECT_EQ(run_mha({"map", "--weights", weights_}).output,
+  EXPECT_EQ(run_mha({"map", "--maps", weights_}).output,
             draw::text(first_sample(), draw::Terminal{}));
   const auto report = nlohmann::json::parse(map_stored({"--json"}).output);
   EXPECT_EQ(report["maps"], 3);
@@ -176,18 +199,20 @@ TEST_F(CliMapTest, AWrongCallIsAnErrorThatNamesTheOption) {
   expect({"--sample", "2"}, "--sample: expected below 2, the number of samples, found 2");
   expect({"--head", "3"}, "--head: expected below 3, the number of heads, found 3");
   expect({"--tokens", "a b c"}, "--tokens: expected 4 tokens, one for each query, found 3");
-  expect({"--tokens", directory_.file("none.txt")}, "--tokens: cannot read ");
+  expect({"--tokens", directory_.file("none.txt")},
+         directory_.file("none.txt") + ": cannot be opened");
   expect({"--colours", "rainbow"}, "one of dusk, ink, grey, found 'rainbow'");
-  expect({"--keep", "mask"}, "expected no mask but --causal for stored weights");
-  expect({"--model", weights_}, "expected --weights (stored maps) or --model");
+  expect({"--keep", "mask"}, "expected no mask but --causal for stored maps");
+  expect({"--model", weights_}, "expected --maps (stored maps) or --model");
   write_bytes(directory_.file("t.json"), R"(["a", 2])");
   expect({"--tokens", directory_.file("t.json")}, "found number at index 1");
   expect_error_and_no_picture(map({}),
-                              "expected --weights (stored maps) or --model (a layer to "
+                              "expected --maps (stored maps) or --model (a layer to "
                               "compute them), found neither");
   expect_error_and_no_picture(map({"--model", weights_}), "--input is required with --model");
-  expect_error(map({"--weights", weights_}, "m.gif"), "ends in .png, .svg or .html, found");
-  expect_error(run_mha({"map", "--weights", weights_, "--json"}),
+  expect_error(map({"--maps", weights_}, "m.gif"),
+               "--output: expected a name that ends in .png, .svg or .html, found");
+  expect_error(run_mha({"map", "--maps", weights_, "--json"}),
                "--json: expected with --output");
 }
 
@@ -198,11 +223,22 @@ TEST_F(CliMapTest, WeightsThatAreNoneAreAnError) {
   expect_error_and_no_picture(map_stored({}), "expected finite numbers >= 0, found -");
 }
 
+TEST_F(CliMapTest, TokensThatAreReadAreNotWrittenOver) {
+  store("weights", maps_);
+  const std::string tokens = directory_.file("m.svg");
+  write_bytes(tokens, "a\nb\nc\nd\n");
+  for (const char* option : {"--tokens", "--key-tokens"}) {
+    expect_error(map_stored({option, tokens}),
+                 "--output: expected another file than " + tokens);
+  }
+  EXPECT_EQ(read_bytes(tokens), "a\nb\nc\nd\n");
+}
+
 TEST_F(CliMapTest, AFileThatIsReadIsNotWrittenOver) {
   const std::string disguised = directory_.file("m.svg");
   detail::write_safetensors(disguised, {{{"weights", maps_}}, {}});
   const std::string before = read_bytes(disguised);
-  expect_error(map({"--weights", disguised}), "--output: expected another file than");
+  expect_error(map({"--maps", disguised}), "--output: expected another file than");
   EXPECT_EQ(read_bytes(disguised), before);
 }
 

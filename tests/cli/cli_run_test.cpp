@@ -39,8 +39,8 @@ class CliRunTest : public ::testing::Test {
 
   // `mha run` on the files of this test, with more arguments.
   ProgramResult run(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {"run",  "--weights", weights_, "--input",
-                                          input_, "--output",  output_};
+    std::vector<std::string> arguments = {"run",  "--model",  weights_, "--input",
+                                          input_, "--output", output_};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_mha(arguments);
   }
@@ -108,9 +108,9 @@ TEST_F(CliRunTest, TheNumberOfHeadsIsAskedForWhereTheFileDoesNotSayIt) {
   detail::TensorFile file = detail::read_safetensors(weights_);
   file.metadata.clear();  // as other programs write it
   detail::write_safetensors(weights_, file);
-  expect_error_and_no_file(run(), "num_heads");
-  expect_error_and_no_file(run({"--heads", "5"}), "5");
-  expect_written(run({"--heads", "3"}), module_->forward(x));
+  expect_error_and_no_file(run(), "--num-heads: expected a number, which " + weights_);
+  expect_error_and_no_file(run({"--num-heads", "5"}), "5");
+  expect_written(run({"--num-heads", "3"}), module_->forward(x));
 }
 
 TEST_F(CliRunTest, ALayerInFloat64TakesInputInFloat64) {
@@ -201,11 +201,11 @@ TEST_F(CliRunTest, EveryMaskOptionIsTheConstructorOfItsName) {
       {{"--block-keys", "padding"}, Mask::block_keys(padding)},
       {{"--lengths", "lengths"}, Mask::lengths(lengths)},
       {{"--causal"}, Mask::causal()},
-      {{"--causal", "bottom_right"}, Mask::causal()},
-      {{"--causal", "top_left"}, Mask::causal(top_left)},
+      {{"--causal", "bottom-right"}, Mask::causal()},
+      {{"--causal", "top-left"}, Mask::causal(top_left)},
       {{"--window", "1,0"}, Mask::window(1, 0)},
       {{"--window", "-1,1"}, Mask::window(-1, 1)},
-      {{"--window=2,-1,top_left"}, Mask::window(2, -1, top_left)},
+      {{"--window=2,-1,top-left"}, Mask::window(2, -1, top_left)},
       {{"--add", "bias", "--add", "bias"}, Mask::add(bias) & Mask::add(bias)},
       {{"--causal", "--keep", "keep", "--lengths", "lengths"},
        Mask::keep(keep) & Mask::lengths(lengths) & Mask::causal()},
@@ -226,11 +226,11 @@ TEST_F(CliRunTest, AWrongMaskIsAnError) {
                                ", found 'maks'; it holds 'mask', 'x'");
   expect_error_and_no_file(run({"--keep", "mask"}), "[2, 5]");      // (L, S) is (5, 5)
   expect_error_and_no_file(run({"--block-keys", "mask"}), "bool");  // 1 would mean padding
-  for (const char* window : {"3", "1,2,3", "1,x", "", "1,2,top_left,4", "1.5,2"}) {
+  for (const char* window : {"3", "1,2,3", "1,x", "", "1,2,top-left,4", "1.5,2"}) {
     expect_error_and_no_file(run({std::string("--window=") + window}), "--window");
   }
   expect_error_and_no_file(run({"--window", "-2,0"}), "-2");
-  expect_error_and_no_file(run({"--causal", "left"}), "bottom_right, top_left, found 'left'");
+  expect_error_and_no_file(run({"--causal", "left"}), "bottom-right, top-left, found 'left'");
 }
 
 // --- the output ---
@@ -238,9 +238,12 @@ TEST_F(CliRunTest, AWrongMaskIsAnError) {
 TEST_F(CliRunTest, WhichWeightsAreWrittenIsAnOption) {
   const at::Tensor x = random_.normal({2, 5, 12});
   write_input({{"x", x}});
-  expect_written(run({"--maps", "none"}), module_->forward(x, x, x, {}, Weights::none));
-  expect_written(run({"--maps", "averaged"}), module_->forward(x, x, x, {}, Weights::averaged));
-  expect_written(run({"--maps", "per_head"}), module_->forward(x, x, x, {}, Weights::per_head));
+  expect_written(run({"--return-weights", "none"}),
+                 module_->forward(x, x, x, {}, Weights::none));
+  expect_written(run({"--return-weights", "averaged"}),
+                 module_->forward(x, x, x, {}, Weights::averaged));
+  expect_written(run({"--return-weights", "per-head"}),
+                 module_->forward(x, x, x, {}, Weights::per_head));
 }
 
 TEST_F(CliRunTest, JsonAndTextNameWhatWasReadAndWritten) {
@@ -268,7 +271,7 @@ TEST_F(CliRunTest, AFileThatIsReadIsNotWrittenOver) {
   write_input({{"x", random_.normal({2, 5, 12})}});
   for (const std::string& read : {weights_, input_}) {
     const std::string before = read_bytes(read);
-    expect_error(run_mha({"run", "--weights", weights_, "--input", input_, "--output", read}),
+    expect_error(run_mha({"run", "--model", weights_, "--input", input_, "--output", read}),
                  "--output: expected another file than " + read);
     EXPECT_EQ(read_bytes(read), before);
   }
@@ -278,13 +281,12 @@ TEST_F(CliRunTest, AFileThatCannotBeReadOrWrittenIsAnError) {
   const std::string missing = directory_.file("missing.safetensors");
   write_input({{"x", random_.normal({2, 5, 12})}});
   expect_error_and_no_file(
-      run_mha({"run", "--weights", missing, "--input", input_, "--output", output_}), missing);
+      run_mha({"run", "--model", missing, "--input", input_, "--output", output_}), missing);
   expect_error_and_no_file(
-      run_mha({"run", "--weights", weights_, "--input", missing, "--output", output_}),
-      missing);
+      run_mha({"run", "--model", weights_, "--input", missing, "--output", output_}), missing);
   const std::string nowhere = directory_.file("no-folder/y.safetensors");
   expect_error_and_no_file(
-      run_mha({"run", "--weights", weights_, "--input", input_, "--output", nowhere}), nowhere);
+      run_mha({"run", "--model", weights_, "--input", input_, "--output", nowhere}), nowhere);
 
   const std::string bytes = read_bytes(input_);
   write_bytes(input_, bytes.substr(0, bytes.size() - 1));  // cut off

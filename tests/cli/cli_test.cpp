@@ -14,15 +14,12 @@
 #include <vector>
 
 #include "cli/cli_program.h"
+#include "support/file_support.h"
 
 namespace mha::test {
 namespace {
 
 using nlohmann::json;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
@@ -98,18 +95,22 @@ TEST(CliTest, AWrongCallIsOneLineOnStandardError) {
       "expected a command, demo, run, convert, compare, map, info or bench (see mha --help)");
   expect_error(run_mha({"dmeo"}), "not expected: dmeo");
   expect_error(run_mha({"info", "--wrong"}), "--wrong (see mha info --help)");
-  expect_error(run_mha({"demo", "--heads", "two"}),
-               "--heads: expected an integer >= 1, found 'two' (see mha demo --help)");
+  expect_error(run_mha({"demo", "--num-heads", "two"}),
+               "--num-heads: expected an integer >= 1, found 'two' (see mha demo --help)");
   expect_error(run_mha({"demo", "--length", "0"}), "--length: expected an integer >= 1");
   expect_error(run_mha({"demo", "--dtype", "half"}), "one of float32, float64, found 'half'");
   expect_error(run_mha({"demo", "--tolerance", "nan"}), "--tolerance: expected a number >= 0");
-  expect_error(run_mha({"run", "--weights", "w"}), "--input is required");
+  expect_error(run_mha({"run", "--model", "w"}), "--input is required");
+  expect_error(run_mha({"run", "--modle", "w"}),
+               "not expected: --modle w (see mha run --help)");
+  expect_error(run_mha({"demo", "--d-model", "10", "--num-heads", "4"}),
+               "--num-heads: expected a divisor of --d-model 10, found 4");
 }
 
 TEST(CliTest, AnErrorOfTheLibraryIsOneLineWithoutABacktrace) {
-  expect_error(run_mha({"demo", "--d-model", "10", "--heads", "4"}),
-               "num_heads: expected a divisor of d_model = 10, found 4");
-  expect_error(run_mha({"demo", "--show-head", "8"}), "expected below 8");
+  expect_error(run_mha({"info", "--model", "no such file"}),
+               "no such file: cannot be opened: No such file or directory");
+  expect_error(run_mha({"demo", "--head", "8"}), "expected below 8");
 }
 
 // --- info ---
@@ -180,7 +181,7 @@ TEST(CliDemoTest, TheReferencesSizesAreTheDefault) {
 TEST(CliDemoTest, EveryOptionReachesTheRun) {
   const json report =
       json::parse(run_mha({"demo", "--json", "--batch", "2", "--length", "7", "--d-model", "30",
-                           "--heads", "3", "--seed", "5", "--causal", "--dtype", "float64"})
+                           "--num-heads", "3", "--seed", "5", "--causal", "--dtype", "float64"})
                       .output);
   EXPECT_EQ(report["shapes"]["input"], json({2, 7, 30}));
   EXPECT_EQ(report["shapes"]["weights"], json({2, 3, 7, 7}));
@@ -256,7 +257,7 @@ TEST(CliPictureTest, ACausalMapIsBlankAboveTheDiagonalAndOnlyThere) {
 
 TEST(CliPictureTest, TheHeadIsTheOneAskedFor) {
   const std::string first = run_mha({"demo"}).output;
-  const std::string other = run_mha({"demo", "--show-head", "7"}).output;
+  const std::string other = run_mha({"demo", "--head", "7"}).output;
   EXPECT_TRUE(contains(other, "Weights of head 7")) << other;
   EXPECT_NE(picture_of(first, 2), picture_of(other, 2));
 }

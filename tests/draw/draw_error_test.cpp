@@ -11,6 +11,7 @@
 #include "support/file_support.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
+#include "support/values.h"
 
 namespace mha::draw {
 namespace {
@@ -37,15 +38,15 @@ void expect_error(const Maps& maps, const Options& options, const std::string& t
 TEST(DrawErrorTest, ANumberThatIsNoEnumeratorIsRefused) {
   const Maps maps = maps_of(at::full({2, 2}, 0.5));
   for (const int number : {3, 9, -1, INT_MAX, INT_MIN}) {
-    const std::string found = std::to_string(number) + ")";
+    const std::string found = std::to_string(number);
     expect_error(maps, Options().colours(static_cast<ColourMap>(number)),
-                 "colours: expected dusk, ink or grey, found ColourMap(" + found);
+                 "colours: expected dusk, ink or grey, found " + found);
     expect_error(maps, Options().scale(static_cast<Scale>(number)),
-                 "scale: expected square_root or linear, found Scale(" + found);
+                 "scale: expected square_root or linear, found " + found);
     Terminal terminal;
     terminal.colours = static_cast<Colours>(number);
     EXPECT_EQ(error_of([&] { text(maps, terminal); }),
-              "terminal.colours: expected none, palette_256 or rgb, found Colours(" + found);
+              "terminal.colours: expected none, palette_256 or rgb, found " + found);
   }
 }
 
@@ -82,9 +83,7 @@ TEST(DrawErrorTest, WeightsAreADenseTensorOfOneOfFourDtypes) {
   refused(weights.to(at::kFloat8_e4m3fn));
   refused(weights.to(at::kFloat8_e5m2));
   refused(at::quantize_per_tensor(weights, 0.1, 0, at::kQInt8));
-  at::Tensor freed = weights.clone();
-  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
-  refused(freed);
+  refused(test::with_freed_memory(weights));
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     EXPECT_EQ(svg(maps_of(weights.to(dtype))), svg(maps_of(weights)));
   }

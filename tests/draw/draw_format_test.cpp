@@ -25,10 +25,7 @@ namespace mha::draw {
 namespace {
 
 using detail::Rgb;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using test::contains;
 
 std::string hex(Rgb colour) {
   char text[8];

@@ -5,31 +5,22 @@
 #include <mha/multi_head_attention.h>
 #include <mha/weight_file.h>
 
-#include <locale>
 #include <sstream>
 #include <string>
 
 #include "support/file_support.h"
+#include "support/grouping_locale.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
 
 namespace mha::draw {
 namespace {
 
-/// "1.234.567,5"
-class Grouped : public std::numpunct<char> {
-  char do_decimal_point() const override { return ','; }
-  char do_thousands_sep() const override { return '.'; }
-  std::string do_grouping() const override { return "\3"; }
-};
-
-/// What `call` returns while that is the host's locale.
+/// What `call` returns while the host's locale groups digits.
 template <typename Call>
 auto in_grouped_locale(const Call& call) {
-  const std::locale before = std::locale::global(std::locale(std::locale(), new Grouped));
-  auto result = call();
-  std::locale::global(before);
-  return result;
+  const test::GroupingLocale grouping;
+  return call();
 }
 
 // Long enough for indices of four digits, with labels at them and a pooled map.

@@ -10,7 +10,9 @@
 #include "draw/picture.h"
 #include "support/expect.h"
 #include "support/file_support.h"
+#include "support/peak_memory.h"
 #include "support/support.h"
+#include "support/thread_count.h"
 #include "support/torch_headers.h"
 
 namespace mha::draw {
@@ -47,6 +49,22 @@ TEST(PictureTest, ATracedCallIsDrawnAsItsDenseWeightsAre) {
     }
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// 16 maps of 3000 x 3000 would be 550 MiB.
+TEST(PictureTest, ATracedCallIsDrawnAsTextWithoutItsWeights) {
+  test::Random random(5);
+  const auto x = random.normal({1, 16, 3000, 8});
+  const test::ThreadCount threads(2);  // each has scratch of its own
+  Maps maps;
+  maps.map = AttentionMap(x, x);
+  test::PeakMemory::reset();
+  const double before = test::PeakMemory::mib();
+  if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
+  EXPECT_NE(text(maps, Terminal{}).find("Pooled from 3000 x 3000"), std::string::npos);
+  EXPECT_LT(test::PeakMemory::mib() - before, 32);
+}
+#endif
 
 TEST(PictureTest, WhatDoesNotFitATracedCallIsRefused) {
   const auto x = at::randn({1, 2, 4, 8});

@@ -48,6 +48,9 @@ TEST(ShardedFileTest, ALayerIsGatheredFromTheFilesOfItsIndex) {
   const Tensors model = bert_model(2, 6);
   write_sharded(directory, model);
   ShardedFile file(directory.file("index"));
+  EXPECT_EQ(file.files(),
+            (std::vector<std::string>{directory.file("index"), directory.file("model-0"),
+                                      directory.file("model-1")}));
   Tensors found;
   for (const auto& [name, entry] : file.entries()) found[name] = file.read(name);
   EXPECT_TRUE(are_bit_equal(found, model));

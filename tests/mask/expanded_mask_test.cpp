@@ -13,6 +13,7 @@
 #include "support/cost.h"
 #include "support/expect.h"
 #include "support/thread_count.h"
+#include "support/values.h"
 
 namespace mha {
 namespace {
@@ -26,15 +27,8 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 const test::Sizes sizes{2, 3, 70, 90};
 
-struct Inputs {
-  at::Tensor query, key, value;
-};
-
-Inputs draw_inputs(at::ScalarType dtype) {
-  Random random(81);
-  const auto [n, h, l, s] = sizes;
-  return {random.normal({n, h, l, 8}, dtype), random.normal({n, h, s, 8}, dtype),
-          random.normal({n, h, s, 8}, dtype)};
+test::CallInputs draw_inputs(at::ScalarType dtype) {
+  return test::draw_call_inputs(81, sizes, dtype);
 }
 
 // The shapes of what is repeated, and those that it is expanded to.

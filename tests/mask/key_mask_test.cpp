@@ -14,11 +14,13 @@
 #include "support/expect.h"
 #include "support/oracle.h"
 #include "support/thread_count.h"
+#include "support/values.h"
 
 namespace mha {
 namespace {
 
 using test::all_zero;
+using test::draw_call_inputs;
 using test::is_bit_equal;
 using test::is_close;
 using test::is_same_result;
@@ -30,17 +32,6 @@ using test::uniform_weights;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-
-struct Inputs {
-  at::Tensor query, key, value;
-};
-
-Inputs draw_inputs(int64_t seed, const test::Sizes& sizes, at::ScalarType dtype) {
-  Random random(static_cast<uint64_t>(seed));
-  return {random.normal({sizes.n, sizes.h, sizes.l, 8}, dtype),
-          random.normal({sizes.n, sizes.h, sizes.s, 8}, dtype),
-          random.normal({sizes.n, sizes.h, sizes.s, 8}, dtype)};
-}
 
 // (N, S) with some of -inf, and those as the pairs of all queries.
 at::Tensor draw_keys(int64_t seed, const test::Sizes& sizes) {
@@ -58,7 +49,7 @@ at::Tensor as_pairs(const at::Tensor& keys, const test::Sizes& sizes) {
 void expect_oracle_agrees(const std::function<Mask(const at::Tensor&)>& make,
                           const at::Tensor& given, const test::Sizes& sizes, int64_t seed) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    const auto [q, k, v] = draw_inputs(seed, sizes, dtype);
+    const auto [q, k, v] = draw_call_inputs(seed, sizes, dtype);
     const auto leaf_q = leaf(q), leaf_k = leaf(k), leaf_v = leaf(v);
     const auto term = given.is_floating_point() ? leaf(given.to(dtype)) : given;
     const auto mask = make(term);
@@ -142,7 +133,7 @@ TEST(KeyMaskTest, AddKeysForAllSamplesGetsTheGradientOfAll) {
 
 // A key may be padding, and hold anything, in one sample only.
 TEST(KeyMaskTest, WhatAddKeysBlocksNeitherShowsNorGetsAGradient) {
-  auto [q, k, v] = draw_inputs(51, {2, 2, 5, 6}, at::kFloat);
+  auto [q, k, v] = draw_call_inputs(51, {2, 2, 5, 6}, at::kFloat);
   const auto keys = at::zeros({2, 6});
   keys[1].narrow(0, 4, 2).fill_(-infinity);
   const auto clean = scaled_dot_product_attention(q, k, v, Mask::add_keys(keys)).output;
@@ -161,7 +152,7 @@ TEST(KeyMaskTest, WhatAddKeysBlocksNeitherShowsNorGetsAGradient) {
 
 TEST(KeyMaskTest, GradientsOfGradientsOfAddKeysAreThoseOfTheMaskOfPairs) {
   const test::Sizes sizes{2, 2, 5, 6};
-  const auto [q, k, v] = draw_inputs(52, sizes, at::kDouble);
+  const auto [q, k, v] = draw_call_inputs(52, sizes, at::kDouble);
   const auto keys = draw_keys(52, sizes);
   const auto second = [&](bool by_keys) {
     const auto x = leaf(q), term = leaf(keys);
@@ -179,7 +170,7 @@ TEST(KeyMaskTest, GradientsOfGradientsOfAddKeysAreThoseOfTheMaskOfPairs) {
 
 TEST(KeyMaskTest, EveryMethodOfAMapSeesAddKeysAsTheMaskOfPairs) {
   const test::Sizes sizes{2, 2, 70, 90};
-  const auto [q, k, v] = draw_inputs(53, sizes, at::kFloat);
+  const auto [q, k, v] = draw_call_inputs(53, sizes, at::kFloat);
   const auto keys = draw_keys(53, sizes).to(at::kFloat);
   const AttentionMap map(q, k, Mask::add_keys(keys));
   const AttentionMap other(q, k, Mask::add(as_pairs(keys, sizes).contiguous()));
@@ -253,7 +244,7 @@ TEST(KeyMaskTest, PaddedQueriesAgreeWithLoopsBesideEveryOtherMask) {
 }
 
 TEST(KeyMaskTest, WhatAPaddedQueryHoldsNeitherShowsNorGetsAGradient) {
-  auto [q, k, v] = draw_inputs(54, {2, 2, 40, 50}, at::kFloat);
+  auto [q, k, v] = draw_call_inputs(54, {2, 2, 40, 50}, at::kFloat);
   const auto mask = Mask::query_lengths(torch::tensor({25, 40}));
   const auto clean = scaled_dot_product_attention(q, k, v, mask);
   q[0].narrow(1, 25, 15).fill_(nan);
@@ -268,7 +259,7 @@ TEST(KeyMaskTest, WhatAPaddedQueryHoldsNeitherShowsNorGetsAGradient) {
 }
 
 TEST(KeyMaskTest, EveryMethodOfAMapLeavesAPaddedQueryEmpty) {
-  const auto [q, k, v] = draw_inputs(55, {1, 2, 6, 7}, at::kFloat);
+  const auto [q, k, v] = draw_call_inputs(55, {1, 2, 6, 7}, at::kFloat);
   const AttentionMap map(q, k, Mask::query_lengths(torch::tensor({4})));
   EXPECT_TRUE(all_zero(map.dense().narrow(2, 4, 2)));
   EXPECT_TRUE(all_zero(map.entropy().narrow(2, 4, 2)));
@@ -310,7 +301,7 @@ TEST(KeyMaskTest, AMaskOfKeysAndQueriesDescribesItself) {
 TEST(KeyMaskTest, MasksOfKeysAndQueriesTakeNoMemoryForPairs) {
   if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
   test::check_that_memory_is_measured();
-  const auto [q, k, v] = draw_inputs(56, {1, 1, 4096, 4096}, at::kFloat);
+  const auto [q, k, v] = draw_call_inputs(56, {1, 1, 4096, 4096}, at::kFloat);
   const auto x = leaf(q), term = leaf(at::zeros({1, 4096}).narrow_copy(1, 0, 4096));
   const auto options = AttentionOptions().weights(Weights::none);
   const test::ThreadCount threads(2);  // each has scratch of its own

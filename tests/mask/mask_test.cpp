@@ -8,10 +8,12 @@
 #include <limits>
 
 #include "support/expect.h"
+#include "support/values.h"
 
 namespace mha {
 namespace {
 
+using test::bools;
 using test::is_bit_equal;
 using test::is_close;
 using test::leaf;
@@ -24,9 +26,6 @@ using Alignment = Mask::Alignment;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
-at::Tensor bools(std::vector<int64_t> values) {
-  return torch::tensor(values).to(at::kBool);
-}
 at::Tensor doubles(std::vector<double> values) {
   return torch::tensor(values, at::kDouble);
 }

@@ -13,11 +13,13 @@
 
 #include "support/expect.h"
 #include "support/oracle.h"
+#include "support/values.h"
 
 namespace mha {
 namespace {
 
 using test::all_zero;
+using test::draw_call_inputs;
 using test::is_close;
 using test::is_same_result;
 using test::leaf;
@@ -27,21 +29,10 @@ using test::refuses;
 using test::uniform_weights;
 using test::visible;
 
-struct Inputs {
-  at::Tensor query, key, value;
-};
-
-Inputs draw_inputs(int64_t seed, const test::Sizes& sizes, at::ScalarType dtype) {
-  Random random(static_cast<uint64_t>(seed));
-  return {random.normal({sizes.n, sizes.h, sizes.l, 8}, dtype),
-          random.normal({sizes.n, sizes.h, sizes.s, 8}, dtype),
-          random.normal({sizes.n, sizes.h, sizes.s, 8}, dtype)};
-}
-
 // Output and weights against loops, in both widths.
 void expect_oracle_agrees(const Mask& mask, const test::Sizes& sizes, int64_t seed) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    const auto [q, k, v] = draw_inputs(seed, sizes, dtype);
+    const auto [q, k, v] = draw_call_inputs(seed, sizes, dtype);
     const auto expected = test::oracle_attention(q, k, v, mask);
     const double tolerance = dtype == at::kDouble ? 1e-13 : 3e-6;
     const auto mapped = scaled_dot_product_attention(q, k, v, mask);
@@ -82,7 +73,7 @@ TEST(PositionMaskTest, AnOffsetOfAnyIntegerDtypeAndSizeIsTaken) {
 
 TEST(PositionMaskTest, OffsetsThatAlignTheLastQueryAreTheAlignmentItself) {
   const test::Sizes sizes{2, 2, 60, 200};
-  const auto [q, k, v] = draw_inputs(1, sizes, at::kFloat);
+  const auto [q, k, v] = draw_call_inputs(1, sizes, at::kFloat);
   const auto offsets = at::full({2}, 140, at::kLong);
   const auto attend = [q = q, k = k, v = v](const Mask& mask) {
     return scaled_dot_product_attention(q, k, v, mask).output;
@@ -96,7 +87,7 @@ TEST(PositionMaskTest, OffsetsThatAlignTheLastQueryAreTheAlignmentItself) {
 TEST(PositionMaskTest, ASampleOfARaggedBatchIsAsAlone) {
   for (const int64_t queries : {int64_t{1}, int64_t{5}, int64_t{70}}) {
     const test::Sizes sizes{3, 2, queries, 600};
-    const auto [q, k, v] = draw_inputs(queries, sizes, at::kFloat);
+    const auto [q, k, v] = draw_call_inputs(queries, sizes, at::kFloat);
     const auto lengths = torch::tensor({int64_t{600}, queries, int64_t{300}});
     const auto together =
         scaled_dot_product_attention(q, k, v, Mask::causal(lengths - queries)).output;
@@ -124,7 +115,7 @@ TEST(PositionMaskTest, OffsetsAgreeWithLoops) {
 
 TEST(PositionMaskTest, WhatAnOffsetBlocksNeitherShowsNorGetsAGradient) {
   const auto mask = Mask::causal(torch::tensor({0, -2}));
-  auto [q, k, v] = draw_inputs(6, {2, 1, 2, 3}, at::kFloat);
+  auto [q, k, v] = draw_call_inputs(6, {2, 1, 2, 3}, at::kFloat);
   const auto clean = scaled_dot_product_attention(q, k, v, mask).output;
   k.select(2, 2).fill_(std::numeric_limits<float>::quiet_NaN());
   v.select(2, 2).fill_(std::numeric_limits<float>::infinity());
@@ -187,7 +178,7 @@ TEST(PositionMaskTest, DocumentsAgreeWithLoops) {
 
 // Packed sequences give what each gives alone.
 TEST(PositionMaskTest, APackedDocumentIsAsAlone) {
-  const auto [q, k, v] = draw_inputs(12, {1, 2, 300, 300}, at::kFloat);
+  const auto [q, k, v] = draw_call_inputs(12, {1, 2, 300, 300}, at::kFloat);
   const auto ends = torch::tensor({0, 7, 107, 300});
   const auto packed = scaled_dot_product_attention(
       q, k, v, Mask::documents_from_lengths(ends) & Mask::causal());
@@ -202,7 +193,7 @@ TEST(PositionMaskTest, APackedDocumentIsAsAlone) {
 
 TEST(PositionMaskTest, WhatLiesInAnotherDocumentNeitherShowsNorGetsAGradient) {
   const auto mask = Mask::documents(torch::tensor({0, 0, 1}), torch::tensor({0, 0, 2}));
-  auto [q, k, v] = draw_inputs(13, {1, 1, 3, 3}, at::kFloat);
+  auto [q, k, v] = draw_call_inputs(13, {1, 1, 3, 3}, at::kFloat);
   const auto clean = scaled_dot_product_attention(q, k, v, mask).output;
   k.select(2, 2).fill_(std::numeric_limits<float>::quiet_NaN());
   v.select(2, 2).fill_(std::numeric_limits<float>::infinity());
@@ -248,7 +239,7 @@ TEST(PositionMaskTest, TermsByDistanceAgreeWithLoops) {
 TEST(PositionMaskTest, AGradientFlowsIntoATableAndIntoSlopes) {
   for (const auto& sizes : {test::Sizes{2, 2, 5, 9}, test::Sizes{2, 2, 700, 40}}) {
     Random random(21);
-    const auto [q, k, v] = draw_inputs(22, sizes, at::kFloat);
+    const auto [q, k, v] = draw_call_inputs(22, sizes, at::kFloat);
     const auto grad = random.normal(q.sizes());
     const auto table = random.normal({2, sizes.l + sizes.s - 1});
     const auto shared = random.normal({1, sizes.l + sizes.s - 1});
@@ -293,7 +284,7 @@ TEST(PositionMaskTest, AGradientFlowsIntoATableAndIntoSlopes) {
 // Without, the table may be formed in float32.
 TEST(PositionMaskTest, SlopesWithAndWithoutAGradientGiveEqualBits) {
   const test::Sizes sizes{2, 3, 40, 70};
-  const auto [q, k, v] = draw_inputs(24, sizes, at::kFloat);
+  const auto [q, k, v] = draw_call_inputs(24, sizes, at::kFloat);
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto& slopes : {alibi_slopes(3), torch::tensor({0.1F, -0.3F, 3e38F}),
                              torch::tensor({1.0F, nan, 0.5F})}) {
@@ -326,7 +317,7 @@ TEST(PositionMaskTest, EmptySizesGiveEmptyOrZeroResults) {
     const auto ids = [](int64_t places) { return at::zeros({places}, at::kLong); };
     const auto mask = Mask::relative(table) & Mask::documents(ids(sizes.l), ids(sizes.s)) &
                       Mask::alibi(at::ones({1})) & Mask::causal(torch::tensor({0, 1}));
-    const auto [q, k, v] = draw_inputs(23, sizes, at::kFloat);
+    const auto [q, k, v] = draw_call_inputs(23, sizes, at::kFloat);
     const auto output = scaled_dot_product_attention(q, k, v, mask).output;
     EXPECT_TRUE(is_close(output, at::zeros({2, 1, sizes.l, 8}), 0));
     const AttentionMap map(q, k, mask);

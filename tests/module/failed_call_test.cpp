@@ -14,6 +14,7 @@
 #include "runtime/attention_path.h"
 #include "support/expect.h"
 #include "support/support.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
@@ -123,10 +124,6 @@ int64_t fail_at_every_allocation(const std::function<KVCache()>& make, const Cha
     EXPECT_TRUE(holds(cache, after, is_same_of_cached));
   }
   return most;
-}
-
-at::Tensor numbers(const std::vector<int64_t>& values) {
-  return torch::tensor(values, at::kLong);
 }
 
 TEST(FailedCallTest, ACachedCallThatFailsAtAnyAllocationIsAsIfItHadNotBeen) {

@@ -14,6 +14,7 @@
 
 #include "support/expect.h"
 #include "support/support.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
@@ -27,10 +28,6 @@ MultiHeadAttention placed_layer(bool rotary, at::ScalarType dtype = at::kFloat) 
   MultiHeadAttention module(options);
   module->eval();
   return module;
-}
-
-at::Tensor numbers(const std::vector<int64_t>& values) {
-  return torch::tensor(values, at::kLong);
 }
 
 // A mask for any numbers of queries and keys.

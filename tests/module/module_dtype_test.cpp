@@ -14,6 +14,7 @@
 #include "support/expect.h"
 #include "support/file_support.h"
 #include "support/support.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
@@ -83,9 +84,7 @@ TEST(ModuleDtypeTest, AParameterWhoseMemoryIsNotItsNumbersIsRefused) {
   EXPECT_TRUE(test::refuses([&] { module->forward(x); }, {"W_v", "negatives"}));
   module->W_v->weight.set_data(weight);
   module->forward(x);
-  const auto freed = at::zeros({2});
-  module->sinks.set_data(freed);
-  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
+  module->sinks.set_data(test::with_freed_memory(at::zeros({2})));
   EXPECT_TRUE(test::refuses([&] { module->forward(x); }, {"sinks", "memory"}));
 }
 

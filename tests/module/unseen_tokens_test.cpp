@@ -13,6 +13,7 @@
 #include "support/expect.h"
 #include "support/mask_samples.h"
 #include "support/oracle.h"
+#include "support/values.h"
 
 namespace mha::test {
 namespace {
@@ -25,10 +26,6 @@ struct MaskCase {
   int64_t queries, keys;
   Mask mask;
 };
-
-at::Tensor numbers(const std::vector<int64_t>& values) {
-  return torch::tensor(values, at::kLong);
-}
 
 std::vector<MaskCase> mask_cases() {
   auto pairs = at::ones({N, H, 3, 5});

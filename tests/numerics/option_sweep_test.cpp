@@ -1,10 +1,9 @@
 // Guards that the options of today's models work together: grouped heads, rotary positions,
 // normalised queries and keys, soft caps, sinks, gates, head masks, appended keys, every kind
 // of mask, dropout, caches, half precision, no keys, frozen parameters, negated views, large
-// padding. 2,000 seeded random combinations; each is compared
-// with the same layer written here from the formulas in float64 around the loops of oracle.h,
-// its gradients with those of its own float64 form (which takes the plain path) and so its
-// dropout, its cached form with the one call.
+// padding. 2,000 seeded random combinations; each is compared with the same layer by the loops
+// of options_oracle.h, its gradients with those of its own float64 form (which takes the plain
+// path) and so its dropout, its cached form with the one call.
 //
 // Tolerances: parameters and data make scores of unit scale, but ALiBi takes them to some
 // hundred, where a rounding of float32 is 4e-6, which weights carry as a relative error: 3e-5
@@ -19,12 +18,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
-#include <string>
 #include <vector>
 
+#include "numerics/option_setting.h"
 #include "support/options_oracle.h"
-#include "support/oracle.h"
 #include "support/random_configuration.h"
 #include "support/support.h"
 #include "support/torch_headers.h"
@@ -35,184 +32,14 @@ namespace {
 constexpr uint64_t seeds_per_block = 100;
 constexpr uint64_t blocks = 20;
 
-struct Setting {
-  uint64_t seed = 0;
-  MultiHeadAttentionOptions options{1, 1};
-  int64_t batch = 0, length = 0;
-  std::optional<int64_t> window;  // keys that a query sees, itself included
-  at::Tensor slopes;
-  // Whether the mask says nothing that depends on the length of the whole sequence, so that the
-  // tokens may come bit by bit.
-  bool cacheable = false;
-  CallOptions call;
-};
-
-std::string describe(const Setting& s) {
-  std::ostringstream text;
-  text << "MHA_TEST_SEED=" << s.seed << ": ";
-  MultiHeadAttention(s.options)->pretty_print(text);
-  text << " N=" << s.batch << " T=" << s.length << " mask " << s.call.mask();
-  if (s.call.positions().defined()) text << " positions " << s.call.positions().sizes();
-  if (s.call.head_mask().defined()) text << " head_mask " << s.call.head_mask().sizes();
-  return text.str();
+AttentionOutput expected_of(const MultiHeadAttention& module, const OptionSetting& s,
+                            const at::Tensor& x) {
+  return oracle_module(module, x, x, x, s.call);
 }
 
-at::Tensor integers(Random& random, at::IntArrayRef shape, int64_t below) {
-  return random.normal(shape).abs().mul(1e4).to(at::kLong).remainder(below);
-}
-
-void draw_options(Random& random, Setting& s) {
-  const auto kv_heads = random.between(1, 3), d = 2 * random.between(2, 16);
-  s.options = MultiHeadAttentionOptions(random.between(3, 40), kv_heads * random.between(1, 3));
-  s.options.num_kv_heads(kv_heads).head_dim(d).bias(random.chance(0.5));
-  if (random.chance(0.3)) s.options.softcap(0.5 * static_cast<double>(random.between(1, 10)));
-  if (random.chance(0.2)) s.options.scale(0.3);
-  s.options.sinks(random.chance(0.3));
-  s.options.add_bias_kv(random.chance(0.15)).add_zero_attn(random.chance(0.15));
-  s.options.qk_norm(random.pick<QKNorm>({QKNorm::none, QKNorm::rms, QKNorm::layer}));
-  s.options.output_gate(random.pick<OutputGate>(
-      {OutputGate::none, OutputGate::per_head, OutputGate::elementwise}));
-  if (random.chance(0.5)) {
-    RotaryOptions rotary;
-    rotary.base(random.pick<double>({100, 10000}));
-    rotary.pairing(
-        random.pick<RotaryPairing>({RotaryPairing::half_split, RotaryPairing::interleaved}));
-    if (random.chance(0.3)) rotary.rotary_dim(2 * random.between(1, d / 2));
-    if (random.chance(0.4)) {
-      rotary.scaling(random.pick<RotaryScaling>({LinearScaling(2), NtkScaling(4),
-                                                 Llama3Scaling(8, 32), YarnScaling(4, 16),
-                                                 YarnScaling(8, 64).attention_factor(1.2)}));
-    }
-    s.options.rotary(rotary);
-  }
-}
-
-// The terms that mean the same when the tokens come bit by bit.
-Mask running_mask(const Setting& s) {
-  Mask mask = Mask::causal();
-  if (s.window) mask = mask & Mask::window(*s.window - 1, 0);
-  if (s.slopes.defined()) mask = mask & Mask::alibi(s.slopes);
-  return mask;
-}
-
-Mask fixed_mask(Random& random, const Setting& s) {
-  const int64_t n = s.batch, t = s.length, h = s.options.num_heads();
-  Mask mask;
-  if (random.chance(0.3)) mask = mask & Mask::lengths(integers(random, {n}, t + 1));
-  if (random.chance(0.3)) mask = mask & Mask::keep_keys(random.coins({n, t}, 0.7));
-  if (random.chance(0.4)) mask = mask & Mask::documents(integers(random, {n, t}, 3));
-  if (random.chance(0.4)) {
-    const auto dtype = random.chance(0.7) ? at::kFloat : at::kBFloat16;
-    mask = mask & Mask::relative(random.normal({random.chance(0.5) ? h : 1, 2 * t - 1}, dtype));
-  }
-  if (random.chance(0.3)) mask = mask & Mask::add(random.normal({n, 1, t, t}));
-  if (random.chance(0.3)) mask = mask & Mask::causal(integers(random, {n}, t) - t / 2);
-  return mask;
-}
-
-Setting draw(uint64_t seed) {
-  Random random(seed);
-  Setting s;
-  s.seed = seed;
-  draw_options(random, s);
-  s.batch = random.between(1, 3);
-  s.length = random.chance(0.15) ? random.between(40, 110) : random.between(1, 14);
-  const int64_t h = s.options.num_heads();
-  if (random.chance(0.3)) s.window = random.between(1, 12);
-  if (random.chance(0.3)) s.slopes = random.normal({h}).abs();
-  s.cacheable = random.chance(0.4);
-  s.call.mask(s.cacheable          ? running_mask(s)
-              : random.chance(0.5) ? running_mask(s) & fixed_mask(random, s)
-                                   : fixed_mask(random, s));
-  if (random.chance(0.3)) {
-    s.call.head_mask(random.chance(0.5) ? random.normal({h}) : random.normal({s.batch, h}));
-  }
-  if (s.options.rotary() && !s.cacheable && random.chance(0.4)) {
-    s.call.positions(random.chance(0.5) ? integers(random, {s.length}, 50)
-                                        : integers(random, {s.batch, s.length}, 50));
-  }
-  return s;
-}
-
-// --- The layer in float64, from the formulas
-// -----------------------------------------------------
-
-at::Tensor wide(const at::Tensor& tensor) {
-  return tensor.detach().to(at::kDouble);
-}
-
-at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
-  const auto product = at::matmul(x, wide(layer->weight).t());
-  return layer->bias.defined() ? product + wide(layer->bias) : product;
-}
-
-// (N, T, H * D) -> (N, H, T, D)
-at::Tensor in_heads(const at::Tensor& x, int64_t d) {
-  return x.unflatten(2, {x.size(2) / d, d}).transpose(1, 2);
-}
-
-at::Tensor normed(const at::Tensor& x, QKNorm norm, const at::Tensor& gain, double eps) {
-  if (norm == QKNorm::none) return x;
-  const auto centred = norm == QKNorm::layer ? x - x.mean(-1, true) : x;
-  return centred / (centred * centred).mean(-1, true).add(eps).sqrt() * wide(gain);
-}
-
-at::Tensor rotated(const at::Tensor& x, const at::Tensor& positions, const RotaryOptions& o) {
-  const int64_t d = x.size(3), r = o.rotary_dim().value_or(d);
-  const bool interleaved = o.pairing() == RotaryPairing::interleaved;
-  const auto turning = x.narrow(3, 0, r);
-  const auto pairs = interleaved ? turning.unflatten(3, {r / 2, 2})
-                                 : turning.unflatten(3, {2, r / 2}).transpose(3, 4);
-  const auto* yarn = std::get_if<YarnScaling>(&o.scaling());
-  const double amplitude =
-      yarn ? yarn->attention_factor().value_or(0.1 * std::log(yarn->factor()) + 1) : 1;
-  // The frequencies have tests of their own.
-  const auto angle = positions.unsqueeze(-1) * rotary_frequencies(o, d);  // (N or 1, T, R / 2)
-  const auto turned =
-      at::complex(pairs.select(4, 0).contiguous(), pairs.select(4, 1).contiguous()) *
-      at::polar(at::full_like(angle, amplitude), angle).unsqueeze(1);
-  const auto back = at::view_as_real(turned);
-  const auto joined = interleaved ? back.flatten(3) : back.transpose(3, 4).flatten(3);
-  return at::cat({joined, x.narrow(3, r, d - r)}, 3);
-}
-
-AttentionOutput expected(const MultiHeadAttention& module, const Setting& s,
-                         const at::Tensor& x) {
-  const auto& o = s.options;
-  const int64_t d = module->head_dim(), n = s.batch, t = s.length, h = o.num_heads();
-  auto q =
-      normed(in_heads(linear(module->W_q, x), d), o.qk_norm(), module->q_norm, o.qk_norm_eps());
-  auto k =
-      normed(in_heads(linear(module->W_k, x), d), o.qk_norm(), module->k_norm, o.qk_norm_eps());
-  if (o.rotary()) {
-    auto positions = s.call.positions().defined() ? s.call.positions() : at::arange(t);
-    if (positions.dim() == 1) positions = positions.unsqueeze(0);
-    q = rotated(q, positions.to(at::kDouble), *o.rotary());
-    k = rotated(k, positions.to(at::kDouble), *o.rotary());
-  }
-  auto v = in_heads(linear(module->W_v, x), d);
-  const int64_t extra = test::append_own_keys(module, k, v);
-  const double scale = o.scale().value_or(1 / std::sqrt(static_cast<double>(d)));
-  auto [heads, weights] =
-      oracle_attention(q, k, v, dense_mask(s.call.mask(), n, h, t, t, extra),
-                       {scale, o.softcap(), module->sinks});
-  if (s.call.head_mask().defined()) {
-    const auto factor = wide(s.call.head_mask());
-    heads = heads * (factor.dim() == 1 ? factor.view({1, h, 1, 1}) : factor.view({n, h, 1, 1}));
-  }
-  if (o.output_gate() != OutputGate::none) {
-    const int64_t width = o.output_gate() == OutputGate::per_head ? 1 : d;
-    heads = heads * in_heads(linear(module->W_g, x), width).sigmoid();
-  }
-  return {linear(module->W_o, heads.transpose(1, 2).flatten(2)), weights};
-}
-
-// --- The comparisons
-// -----------------------------------------------------------------------------
-
-void expect_output(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+void expect_output(MultiHeadAttention& module, const OptionSetting& s, const at::Tensor& x) {
   at::NoGradGuard no_grad;
-  const auto [output, weights] = expected(module, s, wide(x));
+  const auto [output, weights] = expected_of(module, s, as_double(x));
   const auto result = module->attend(x, CallOptions(s.call).weights(Weights::per_head));
   EXPECT_TRUE(is_close(result.output, output, 3e-5));
   EXPECT_TRUE(is_close(result.weights, weights, 3e-5));
@@ -221,7 +48,7 @@ void expect_output(MultiHeadAttention& module, const Setting& s, const at::Tenso
   EXPECT_TRUE(is_close(traced.map.dense(), weights, 3e-5)) << "map";
 }
 
-std::vector<at::Tensor> gradients(MultiHeadAttention& module, const Setting& s,
+std::vector<at::Tensor> gradients(MultiHeadAttention& module, const OptionSetting& s,
                                   const at::Tensor& x, const at::Tensor& upstream) {
   const auto leaf = x.detach().clone().requires_grad_();
   auto leaves = module->parameters();
@@ -231,9 +58,9 @@ std::vector<at::Tensor> gradients(MultiHeadAttention& module, const Setting& s,
 }
 
 void expect_gradients(MultiHeadAttention& module, MultiHeadAttention& in_double,
-                      const Setting& s, const at::Tensor& x, const at::Tensor& upstream) {
+                      const OptionSetting& s, const at::Tensor& x, const at::Tensor& upstream) {
   const auto actual = gradients(module, s, x, upstream);
-  const auto expected = gradients(in_double, s, wide(x), upstream);
+  const auto expected = gradients(in_double, s, as_double(x), upstream);
   auto names = module->named_parameters().keys();
   names.push_back("x");
   for (size_t i = 0; i < names.size(); ++i) {
@@ -243,7 +70,7 @@ void expect_gradients(MultiHeadAttention& module, MultiHeadAttention& in_double,
   }
 }
 
-void expect_cached(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+void expect_cached(MultiHeadAttention& module, const OptionSetting& s, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   Random random(s.seed + 1);
   KVCacheOptions options;
@@ -263,7 +90,8 @@ void expect_cached(MultiHeadAttention& module, const Setting& s, const at::Tenso
 }
 
 // Each sample's tokens in pieces of lengths of its own, behind which NaN is padding.
-void expect_ragged_cache(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+void expect_ragged_cache(MultiHeadAttention& module, const OptionSetting& s,
+                         const at::Tensor& x) {
   at::NoGradGuard no_grad;
   Random random(s.seed + 2);
   const auto whole = module->attend(x, CallOptions(s.call).weights(Weights::none)).output;
@@ -289,8 +117,8 @@ void expect_ragged_cache(MultiHeadAttention& module, const Setting& s, const at:
 }
 
 // One seed, one pattern: that of the plain path, which float64 takes.
-void expect_dropout(MultiHeadAttention& module, MultiHeadAttention& in_double, const Setting& s,
-                    const at::Tensor& x) {
+void expect_dropout(MultiHeadAttention& module, MultiHeadAttention& in_double,
+                    const OptionSetting& s, const at::Tensor& x) {
   const auto attend = [&](MultiHeadAttention& of, const at::Tensor& input) {
     of->options.dropout(0.25);
     torch::manual_seed(s.seed);
@@ -298,14 +126,14 @@ void expect_dropout(MultiHeadAttention& module, MultiHeadAttention& in_double, c
     of->options.dropout(0);
     return output;
   };
-  EXPECT_TRUE(is_close(attend(module, x), attend(in_double, wide(x)), 6e-5)) << "dropout";
+  EXPECT_TRUE(is_close(attend(module, x), attend(in_double, as_double(x)), 6e-5)) << "dropout";
 }
 
-void expect_bfloat16(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+void expect_bfloat16(MultiHeadAttention& module, const OptionSetting& s, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   module->to(at::kBFloat16);
   const auto rounded = x.to(at::kBFloat16);
-  const auto output = expected(module, s, wide(rounded)).output;
+  const auto output = expected_of(module, s, as_double(rounded)).output;
   const auto result =
       module->attend(rounded, CallOptions(s.call).weights(Weights::none)).output;
   EXPECT_EQ(result.scalar_type(), at::kBFloat16);
@@ -313,11 +141,11 @@ void expect_bfloat16(MultiHeadAttention& module, const Setting& s, const at::Ten
       is_close(result, output, 0.06 * std::max(1.0, output.abs().max().item<double>())));
 }
 
-void expect_float16(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+void expect_float16(MultiHeadAttention& module, const OptionSetting& s, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   module->to(at::kHalf);
   const auto rounded = x.to(at::kHalf);
-  const auto output = expected(module, s, wide(rounded)).output;
+  const auto output = expected_of(module, s, as_double(rounded)).output;
   const auto result =
       module->attend(rounded, CallOptions(s.call).weights(Weights::averaged)).output;
   EXPECT_EQ(result.scalar_type(), at::kHalf);
@@ -332,7 +160,7 @@ at::Tensor negated_view(const at::Tensor& x) {
 
 // What must not change an answer: views that are negated, parameters that are frozen, which
 // weights are asked for.
-void expect_same_in_other_ways(MultiHeadAttention& module, const Setting& s,
+void expect_same_in_other_ways(MultiHeadAttention& module, const OptionSetting& s,
                                const at::Tensor& x) {
   const auto attend = [&](const at::Tensor& input, Weights weights) {
     return module->attend(input, CallOptions(s.call).weights(weights));
@@ -360,12 +188,12 @@ void expect_same_in_other_ways(MultiHeadAttention& module, const Setting& s,
 }
 
 // Without keys but the module's own.
-void expect_no_keys(MultiHeadAttention& module, MultiHeadAttention& in_double, const Setting& s,
-                    const at::Tensor& x) {
+void expect_no_keys(MultiHeadAttention& module, MultiHeadAttention& in_double,
+                    const OptionSetting& s, const at::Tensor& x) {
   const auto none = x.narrow(1, 0, 0);
   for (const auto weights : {Weights::none, Weights::averaged, Weights::per_head}) {
     const auto call = CallOptions().weights(weights).head_mask(s.call.head_mask());
-    const auto exact = in_double->attend(wide(x), wide(none), wide(none), call);
+    const auto exact = in_double->attend(as_double(x), as_double(none), as_double(none), call);
     const auto actual = module->attend(x, none, none, call);
     EXPECT_TRUE(is_close(actual.output, exact.output, 3e-5)) << "no keys, weights " << weights;
     if (weights == Weights::none) continue;
@@ -374,7 +202,8 @@ void expect_no_keys(MultiHeadAttention& module, MultiHeadAttention& in_double, c
 }
 
 // Tokens that are padding for everybody, of numbers up to float32's largest.
-void expect_padding_unseen(MultiHeadAttention& module, const Setting& s, const at::Tensor& x) {
+void expect_padding_unseen(MultiHeadAttention& module, const OptionSetting& s,
+                           const at::Tensor& x) {
   const int64_t t = s.length, real = t / 2;
   const auto call =
       CallOptions(Mask::lengths(at::full({s.batch}, real, at::kLong))).weights(Weights::none);
@@ -403,7 +232,7 @@ MultiHeadAttention copy_of(const MultiHeadAttention& module) {
 }
 
 void run_seed(uint64_t seed) {
-  const auto s = draw(seed);
+  const auto s = draw_option_setting(seed);
   SCOPED_TRACE(describe(s));
   MultiHeadAttention module(s.options);
   randomise_parameters(*module, seed);

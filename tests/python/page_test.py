@@ -72,7 +72,7 @@ class PageTest(unittest.TestCase):
     def draw(cls, name, weights, tokens=None):
         folder = Path(cls.folder.name)
         save_file({"weights": weights}, folder / "w.safetensors")
-        command = [MHA, "map", "--weights", folder / "w.safetensors", "--output", folder / name]
+        command = [MHA, "map", "--maps", folder / "w.safetensors", "--output", folder / name]
         command += ["--title", "</title><i>maps</i>"]
         if tokens:
             (folder / "tokens.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")

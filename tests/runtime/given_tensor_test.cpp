@@ -5,6 +5,7 @@
 #include <ATen/native/quantized/AffineQuantizer.h>
 
 #include "support/expect.h"
+#include "support/values.h"
 #include "wrong_calls/tensor_entries.h"
 
 namespace mha {
@@ -144,12 +145,7 @@ TEST_F(GivenTensorTest, ATensorWithoutMemoryIsRefused) {
   expect_refused(any, [](auto& t) { return at::_efficientzerotensor(t.sizes(), t.options()); },
                  {"expected", "memory", "found"});
   expect_refused(any, [](auto& t) { return t.to(at::kMeta); }, {"expected", "found", "meta"});
-  const auto freed = [](const at::Tensor& t) {
-    auto copy = t.clone();
-    copy.storage().unsafeGetStorageImpl()->set_nbytes(1);
-    return copy;
-  };
-  expect_refused(any, freed, {"expected", "memory", "found", "1"});
+  expect_refused(any, test::with_freed_memory, {"expected", "memory", "found", "1"});
 }
 
 }  // namespace

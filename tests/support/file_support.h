@@ -49,6 +49,10 @@ inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 /// A safetensors file as its specification says: the header's length in 8 little-endian bytes,
 /// the header, the data.
 inline std::string safetensors_bytes(const std::string& header, const std::string& data = "") {

@@ -9,20 +9,11 @@
 namespace mha::test {
 namespace {
 
-at::Tensor wide(const at::Tensor& tensor) {
-  return tensor.detach().to(at::kDouble).contiguous();
-}
-
-// x W^T + b of (N, T, in), split into `heads`: (N, heads, T, out / heads).
-at::Tensor heads_of(const at::Tensor& x, const torch::nn::Linear& layer, int64_t heads) {
-  return oracle_linear(layer, x).unflatten(2, {heads, -1}).transpose(1, 2).contiguous();
-}
-
 void normalise_rows(const at::Tensor& heads, const at::Tensor& gain, const at::Tensor& bias,
                     QKNorm norm, double eps) {
   auto x = heads.accessor<double, 4>();
-  const auto factors = wide(gain),
-             added = bias.defined() ? wide(bias) : at::zeros_like(factors);
+  const auto factors = as_double(gain),
+             added = bias.defined() ? as_double(bias) : at::zeros_like(factors);
   const auto g = factors.accessor<double, 1>(), b = added.accessor<double, 1>();
   const int64_t D = heads.size(3);
   for (int64_t n = 0; n < heads.size(0); ++n)
@@ -42,7 +33,8 @@ void turn_rows(const at::Tensor& heads, const at::Tensor& positions,
                const RotaryOptions& options) {
   const auto frequencies = rotary_frequencies(options, heads.size(3));
   const auto* yarn = std::get_if<YarnScaling>(&options.scaling());
-  const double amplitude = yarn ? yarn->attention_factor().value() : 1;
+  const double amplitude =
+      yarn ? yarn->attention_factor().value_or(0.1 * std::log(yarn->factor()) + 1) : 1;
   const int64_t pairs = frequencies.size(0);
   const auto all = positions.to(at::kLong).expand({heads.size(0), heads.size(2)}).contiguous();
   const auto p = all.accessor<int64_t, 2>();
@@ -71,8 +63,8 @@ int64_t append_own_keys(const MultiHeadAttention& module, at::Tensor& k, at::Ten
     heads = at::cat({heads, token.view({1, Hk, 1, D}).expand({N, Hk, 1, D})}, 2);
   };
   if (options.add_bias_kv()) {
-    append(k, wide(module->bias_k));
-    append(v, wide(module->bias_v));
+    append(k, as_double(module->bias_k));
+    append(v, as_double(module->bias_v));
   }
   if (options.add_zero_attn()) {
     for (auto* heads : {&k, &v}) {
@@ -88,8 +80,8 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
   const auto& options = module->options;
   const int64_t N = query.size(0), L = query.size(1), S = key.size(1);
   const int64_t H = options.num_heads(), Hk = options.num_kv_heads().value_or(H);
-  auto q = heads_of(query, module->W_q, H), k = heads_of(key, module->W_k, Hk),
-       v = heads_of(value, module->W_v, Hk);
+  auto q = oracle_heads(module->W_q, query, H), k = oracle_heads(module->W_k, key, Hk),
+       v = oracle_heads(module->W_v, value, Hk);
   if (options.qk_norm() != QKNorm::none) {
     const auto norm = options.qk_norm();
     normalise_rows(q, module->q_norm, module->q_norm_bias, norm, options.qk_norm_eps());
@@ -109,14 +101,15 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
   const int64_t open_keys = append_own_keys(module, k, v);
   const double scale = options.scale().value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
   auto [heads, weights] =
-      oracle_attention(q, k, v, dense_mask(call.mask(), N, H, L, S, open_keys), scale);
+      oracle_attention(q, k, v, dense_mask(call.mask(), N, H, L, S, open_keys),
+                       {scale, options.softcap(), module->sinks});
   auto y = heads.accessor<double, 4>();
   const int64_t D = heads.size(3);
   const auto gates = options.output_gate() == OutputGate::none
                          ? at::Tensor()
-                         : heads_of(query, module->W_g, H);
+                         : oracle_heads(module->W_g, query, H);
   const auto factors = call.head_mask().defined()
-                           ? wide(call.head_mask()).expand({N, H}).contiguous()
+                           ? as_double(call.head_mask()).expand({N, H}).contiguous()
                            : at::ones({N, H}, at::kDouble);
   const auto m = factors.accessor<double, 2>();
   for (int64_t n = 0; n < N; ++n)
@@ -129,7 +122,7 @@ AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor
           y[n][h][t][d] /= 1 + std::exp(-g[n][h][t][gates.size(3) == 1 ? 0 : d]);
         }
   const auto merged = heads.transpose(1, 2).reshape({N, L, H * D});
-  return {heads_of(merged, module->W_o, 1).squeeze(1), weights};
+  return {oracle_heads(module->W_o, merged, 1).squeeze(1), weights};
 }
 
 }  // namespace mha::test

@@ -9,16 +9,12 @@
 namespace mha::test {
 namespace {
 
-at::Tensor doubles(const at::Tensor& tensor) {
-  return tensor.detach().to(at::kDouble).contiguous();
-}
-
 /// output[r][o] = sum_i input[r][i] * weight[o][i] + bias[o], over the rows of (N, T, in).
 at::Tensor project(const at::Tensor& input, const torch::nn::Linear& linear) {
-  const auto input_values = doubles(input), weights = doubles(linear->weight);
+  const auto input_values = as_double(input), weights = as_double(linear->weight);
   const auto N = input.size(0), T = input.size(1), in = weights.size(1), out = weights.size(0);
   const auto biases =
-      linear->bias.defined() ? doubles(linear->bias) : at::zeros({out}, at::kDouble);
+      linear->bias.defined() ? as_double(linear->bias) : at::zeros({out}, at::kDouble);
   auto output = at::zeros({N, T, out}, at::kDouble);
   const auto x = input_values.accessor<double, 3>();
   const auto w = weights.accessor<double, 2>();
@@ -38,8 +34,8 @@ at::Tensor project(const at::Tensor& input, const torch::nn::Linear& linear) {
 at::Tensor project_backward(const at::Tensor& input, const torch::nn::Linear& linear,
                             const at::Tensor& grad_output, const std::string& name,
                             std::map<std::string, at::Tensor>& parameters) {
-  const auto input_values = doubles(input), weights = doubles(linear->weight),
-             gradients = doubles(grad_output);
+  const auto input_values = as_double(input), weights = as_double(linear->weight),
+             gradients = as_double(grad_output);
   const auto N = input.size(0), T = input.size(1), in = weights.size(1), out = weights.size(0);
   auto grad_input = at::zeros({N, T, in}, at::kDouble);
   auto grad_weight = at::zeros({out, in}, at::kDouble);
@@ -69,7 +65,7 @@ at::Tensor split_heads(const at::Tensor& projected, int64_t H, const at::Tensor&
                        bool append_zeros = false) {
   const auto N = projected.size(0), T = projected.size(1), D = projected.size(2) / H;
   const auto extra_values =
-      extra.defined() ? doubles(extra) : at::zeros({1, 1, H * D}, at::kDouble);
+      extra.defined() ? as_double(extra) : at::zeros({1, 1, H * D}, at::kDouble);
   auto heads =
       at::zeros({N, H, T + (extra.defined() ? 1 : 0) + (append_zeros ? 1 : 0), D}, at::kDouble);
   const auto e = extra_values.accessor<double, 3>();
@@ -136,6 +132,15 @@ ProjectedCall project_call(const MultiHeadAttention& module, const at::Tensor& q
 
 }  // namespace
 
+at::Tensor as_double(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kDouble).contiguous();
+}
+
+at::Tensor oracle_heads(const torch::nn::Linear& linear, const at::Tensor& input,
+                        int64_t heads) {
+  return split_heads(project(input, linear), heads);
+}
+
 at::Tensor oracle_linear(const torch::nn::Linear& linear, const at::Tensor& input) {
   return project(input, linear);
 }
@@ -143,8 +148,8 @@ at::Tensor oracle_linear(const torch::nn::Linear& linear, const at::Tensor& inpu
 AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value, const DenseMask& mask,
                                  const OracleScoring& scoring) {
-  const auto query_values = doubles(query), key_values = doubles(key),
-             value_values = doubles(value);
+  const auto query_values = as_double(query), key_values = as_double(key),
+             value_values = as_double(value);
   const auto N = query.size(0), H = query.size(1), L = query.size(2), D = query.size(3);
   const auto S = key.size(2), Dv = value.size(3), group = H / key.size(1);
   AttentionOutput result{at::zeros({N, H, L, Dv}, at::kDouble),
@@ -155,7 +160,7 @@ AttentionOutput oracle_attention(const at::Tensor& query, const at::Tensor& key,
              added = mask.added.accessor<double, 4>();
   auto output = result.output.accessor<double, 4>(),
        weights = result.weights.accessor<double, 4>();
-  const auto sinks = scoring.sinks.defined() ? doubles(scoring.sinks) : at::Tensor();
+  const auto sinks = scoring.sinks.defined() ? as_double(scoring.sinks) : at::Tensor();
   std::vector<double> scores(S);
   for (int64_t n = 0; n < N; ++n)
     for (int64_t h = 0; h < H; ++h)
@@ -199,9 +204,9 @@ OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Ten
                                           const at::Tensor& grad_output,
                                           const at::Tensor& grad_weights) {
   const auto weights_values = oracle_attention(query, key, value, mask, scoring).weights;
-  const auto query_values = doubles(query), key_values = doubles(key),
-             value_values = doubles(value), output_gradient = doubles(grad_output),
-             weights_gradient = grad_weights.defined() ? doubles(grad_weights)
+  const auto query_values = as_double(query), key_values = as_double(key),
+             value_values = as_double(value), output_gradient = as_double(grad_output),
+             weights_gradient = grad_weights.defined() ? as_double(grad_weights)
                                                        : at::zeros_like(weights_values);
   OracleGradients result{at::zeros_like(query_values),
                          at::zeros_like(key_values),

@@ -13,6 +13,9 @@
 /// Tensors of any floating dtype and strides go in, float64 tensors come out.
 namespace mha::test {
 
+/// The numbers of a tensor as the loops read them: contiguous, without gradients.
+at::Tensor as_double(const at::Tensor& tensor);
+
 /// What a mask says about every query and key.
 struct DenseMask {
   at::Tensor
@@ -65,6 +68,10 @@ OracleGradients oracle_attention_backward(const at::Tensor& query, const at::Ten
 
 /// input W^T + b of a (N, T, in) input: (N, T, out).
 at::Tensor oracle_linear(const torch::nn::Linear& linear, const at::Tensor& input);
+
+/// The same in heads, feature h * D + d belonging to head h: (N, heads, T, D).
+at::Tensor oracle_heads(const torch::nn::Linear& linear, const at::Tensor& input,
+                        int64_t heads);
 
 /// The whole module on batch-first inputs (N, L, E), (N, S, kdim), (N, S, vdim), whatever its
 /// option `batch_first` says. Reads the module's parameters and options, not its code. Without

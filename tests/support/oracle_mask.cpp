@@ -8,10 +8,6 @@
 namespace mha::test {
 namespace {
 
-at::Tensor doubles(const at::Tensor& tensor) {
-  return tensor.detach().to(at::kDouble).contiguous();
-}
-
 /// The element of a mask tensor of one of the documented shapes for one query and key.
 double element(const at::Tensor& mask, int64_t N, int64_t H, int64_t n, int64_t h, int64_t i,
                int64_t j) {
@@ -41,9 +37,9 @@ DenseMask dense_mask(const Mask& mask, int64_t N, int64_t H, int64_t L, int64_t 
   auto allowed = dense.allowed.accessor<double, 4>();
   auto added = dense.added.accessor<double, 4>();
   for (const auto& term : mask.terms()) {
-    const auto values = term.tensor.defined() ? doubles(term.tensor) : at::Tensor();
+    const auto values = term.tensor.defined() ? as_double(term.tensor) : at::Tensor();
     const int64_t shift = term.alignment == Mask::Alignment::bottom_right ? S - L : 0;
-    const auto second = term.second.defined() ? doubles(term.second) : at::Tensor();
+    const auto second = term.second.defined() ? as_double(term.second) : at::Tensor();
     const bool is_band = term.kind == Kind::causal || term.kind == Kind::window;
     const auto offsets = is_band ? values : term.kind == Kind::alibi ? second : at::Tensor();
     for (int64_t n = 0; n < N; ++n)

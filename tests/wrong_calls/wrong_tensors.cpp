@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include "support/values.h"
 #include "wrong_calls/wrong_calls.h"
 
 namespace mha::test {
@@ -21,12 +22,6 @@ bool is_floating(const at::Tensor& t) {
 
 at::Tensor of_another_kind(const at::Tensor& t) {
   return t.to(t.is_floating_point() ? at::kLong : at::kDouble);
-}
-
-at::Tensor with_freed_memory(const at::Tensor& t) {
-  auto copy = t.clone();
-  copy.storage().unsafeGetStorageImpl()->set_nbytes(1);
-  return copy;
 }
 
 // One more along a dimension, counted from the end.
