@@ -128,7 +128,7 @@ Computation batch_first(Computation computation) {
   return computation;
 }
 
-at::Tensor split(const at::Tensor& tokens, int64_t heads) {
+at::Tensor split_heads(const at::Tensor& tokens, int64_t heads) {
   return tokens.unflatten(-1, {heads, -1}).transpose(1, 2);
 }
 
@@ -148,15 +148,16 @@ Workload memory_workload(const Case& what) {
   const at::Tensor tokens = at::randn({batch, length, d_model}, options);
   const c10::NoGradGuard no_grad;
   const KVCache memory = module->project_keys(tokens);
-  const at::Tensor k = split(project(module->W_k, tokens), heads).contiguous();
-  const at::Tensor v = split(project(module->W_v, tokens), heads).contiguous();
+  const at::Tensor k = split_heads(project(module->W_k, tokens), heads).contiguous();
+  const at::Tensor v = split_heads(project(module->W_v, tokens), heads).contiguous();
 
   Workload workload;
   const auto call = CallOptions().memory(memory).weights(Weights::none);
   workload.ours =
       forward([module, x, call]() mutable { return module->attend(x, call).output; });
   workload.sdpa = forward([module, x, k, v, h = heads] {
-    const at::Tensor attended = torch_sdpa(split(project(module->W_q, x), h), k, v, false);
+    const at::Tensor attended =
+        torch_sdpa(split_heads(project(module->W_q, x), h), k, v, false);
     return project(module->W_o, attended.transpose(1, 2).flatten(2));
   });
   const at::Tensor query = x.transpose(0, 1).contiguous();
@@ -189,9 +190,9 @@ Workload module_workload(const Case& what) {
                                         /*need_weights=*/false, added));
   };
   const auto layer = [module, x, causal, h = heads] {
-    const at::Tensor attended =
-        torch_sdpa(split(project(module->W_q, x), h), split(project(module->W_k, x), h),
-                   split(project(module->W_v, x), h), causal);
+    const at::Tensor attended = torch_sdpa(split_heads(project(module->W_q, x), h),
+                                           split_heads(project(module->W_k, x), h),
+                                           split_heads(project(module->W_v, x), h), causal);
     return project(module->W_o, attended.transpose(1, 2).flatten(2));
   };
 
