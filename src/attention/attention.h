@@ -43,8 +43,8 @@ struct AttentionCall {
   Weights weights = Weights::none;
   bool weights_after_dropout = false;
   double dropout = 0;
-  uint64_t dropout_seed =
-      0;  // of the CPU's counter-based generator; other devices draw their own
+  /// Of the CPU's counter-based generator; other devices draw their own.
+  uint64_t dropout_seed = 0;
   Lifetime output = Lifetime::kept;
   Statistics statistics = Statistics::unwanted;
 };

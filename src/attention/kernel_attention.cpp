@@ -21,16 +21,16 @@ at::Tensor unknown_sinks(const at::Tensor& sinks) {
   return unknown.any().item<bool>() ? unknown.view({-1, 1}) : at::Tensor();
 }
 
-Scoring without_unknown(const Scoring& scoring, const at::Tensor& unknown) {
-  return {scoring.scale, scoring.softcap,
-          scoring.sinks.detach().masked_fill(unknown.squeeze(1), 0)};
+Scoring without_unknown(Scoring scoring, const at::Tensor& unknown) {
+  scoring.sinks = scoring.sinks.detach().masked_fill(unknown.squeeze(1), 0);
+  return scoring;
 }
 
 // The queries (N, H, L) that a sink of NaN reaches: those of its head that see a key.
 at::Tensor reached_by(const at::Tensor& unknown, const at::Tensor& query, const at::Tensor& key,
-                      const ResolvedMask& mask, const Scoring& scoring) {
-  const auto without =
-      row_statistics(query, key.to(at::kFloat), mask, {scoring.scale, scoring.softcap});
+                      const ResolvedMask& mask, Scoring scoring) {
+  scoring.sinks = at::Tensor();
+  const auto without = row_statistics(query, key.to(at::kFloat), mask, scoring);
   return without.factor.ne(0).logical_and(unknown);
 }
 

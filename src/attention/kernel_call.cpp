@@ -28,8 +28,8 @@ cpu::KernelDropout kernel_dropout(const AttentionCall& call) {
 }
 
 // Memory laid out as (N, T, H, D), seen as (N, H, T, D), so that merging the heads is free.
-at::Tensor allocate_heads(int64_t n, int64_t h, int64_t t, int64_t d,
-                          Lifetime lifetime = Lifetime::kept) {
+at::Tensor merged_heads(int64_t n, int64_t h, int64_t t, int64_t d,
+                        Lifetime lifetime = Lifetime::kept) {
   return allocated({n, t, h, d}, lifetime).transpose(1, 2);
 }
 
@@ -63,8 +63,7 @@ ForwardArgs forward_args(const at::Tensor& query, const at::Tensor& key,
 }
 
 void add_output(Lifetime lifetime, cpu::AttentionForward& args, KernelResult& result) {
-  result.output =
-      allocate_heads(args.batch, args.heads, args.queries, args.value_dim, lifetime);
+  result.output = merged_heads(args.batch, args.heads, args.queries, args.value_dim, lifetime);
   prefer_huge_pages(result.output.data_ptr(), result.output.nbytes());
   args.output = kernel_rows<float>(result.output);
 }
@@ -215,9 +214,9 @@ std::vector<at::Tensor> kernel_backward(const at::Tensor& query, const at::Tenso
   args.dropout = kernel_dropout(call);
 
   const int64_t n = args.batch, kv_heads = args.kv_heads;
-  const auto grad_query = allocate_heads(n, args.heads, args.queries, args.head_dim);
-  const auto grad_key = allocate_heads(n, kv_heads, args.keys, args.head_dim);
-  const auto grad_value = allocate_heads(n, kv_heads, args.keys, args.value_dim);
+  const auto grad_query = merged_heads(n, args.heads, args.queries, args.head_dim);
+  const auto grad_key = merged_heads(n, kv_heads, args.keys, args.head_dim);
+  const auto grad_value = merged_heads(n, kv_heads, args.keys, args.value_dim);
   args.grad_query = kernel_rows<float>(grad_query);
   args.grad_key = kernel_rows<float>(grad_key);
   args.grad_value = kernel_rows<float>(grad_value);

@@ -38,7 +38,7 @@ enum class ForwardKernel {
   widened_tiles,   ///< tiles of queries, float32 copies of keys and values
 };
 
-/// The one that `kernel_forward` takes for these arguments. Looks at sizes only.
+/// The one that `kernel_forward` takes for these arguments, whatever their numbers.
 ForwardKernel choose_forward_kernel(const at::Tensor& query, const at::Tensor& key,
                                     const at::Tensor& value, const ResolvedMask& mask,
                                     const AttentionCall& call);

@@ -91,11 +91,6 @@ MHA_APART void output_block(const float* value, int64_t value_stride, int64_t ke
   for_each_rows(value_dim, rows);
 }
 
-// A sink in the units of scores: any number, so that one of -inf is like none.
-MHA_INLINE float sink_score(float sink) {
-  return hold(score_limit, broadcast(sink * log4e))[0];
-}
-
 // The sink is a score that was seen before all others. Maxima are integers (see below).
 static void start_rows(ForwardTile& t) {
   const float* sinks = t.args.sinks;

@@ -68,28 +68,6 @@ static void add_product(int64_t rows, int64_t columns, int64_t depth, const floa
   }
 }
 
-// Calls finish(j, v, c) with the product rows[j] . columns[lane] for every key j and vector v.
-template <int V, typename Finish>
-MHA_INLINE void for_each_score(const float* rows, int64_t stride, int64_t keys, int64_t depth,
-                               const float* columns, const Finish& finish) {
-  int64_t j = 0;
-  for (; j + micro_rows <= keys; j += micro_rows) {
-    Vec c[micro_rows][V] = {};
-    multiply_add<micro_rows, V>(depth, rows + j * stride, stride, 1, columns, tile, c);
-#pragma GCC unroll 8
-    for (int m = 0; m < micro_rows; ++m) {
-#pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) finish(j + m, v, c[m][v]);
-    }
-  }
-  for (; j < keys; ++j) {
-    Vec c[1][V] = {};
-    multiply_add<1, V>(depth, rows + j * stride, stride, 1, columns, tile, c);
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) finish(j, v, c[0][v]);
-  }
-}
-
 // The lane values of one block's vectors, from an array over the tile's lanes.
 template <int V>
 MHA_INLINE void load_lanes(const float* values, Vec (&v)[V]) {

@@ -58,6 +58,11 @@ static bool has_nan(const Element* row, int64_t count) {
   return found;
 }
 
+// A sink in the units of scores: any number, so that one of -inf is like none.
+MHA_INLINE float sink_score(float sink) {
+  return hold(score_limit, broadcast(sink * log4e))[0];
+}
+
 // Where the rows of a block's scores lie.
 template <typename Element>
 struct ScoredRows {

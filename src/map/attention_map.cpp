@@ -117,7 +117,7 @@ TopKeys top_of(const MapView& view, int64_t count) {
     const auto found = apply(search, view);
     top = {found[0], found[1]};
   }
-  if (!wants_gradient(view)) return top;
+  if (!map_wants_gradient(view)) return top;
   // Gradients flow into the keys that were found, whatever another rounding would find.
   const detail::MapMethod gather{
       [all_keys = top.keys](const MapPart& part) {

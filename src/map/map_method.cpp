@@ -205,12 +205,12 @@ class MapFunction : public torch::autograd::Function<MapFunction> {
 
 }  // namespace
 
-bool wants_gradient(const MapView& view) {
+bool map_wants_gradient(const MapView& view) {
   return at::GradMode::is_enabled() && any_requires_grad(inputs_of(view));
 }
 
 std::vector<at::Tensor> apply(const MapMethod& method, const MapView& view) {
-  if (!wants_gradient(view)) return compute(method, view);
+  if (!map_wants_gradient(view)) return compute(method, view);
   const auto inputs = inputs_of(view);
   if (is_followed(inputs)) return compute_by_parts(method, view);
   return MapFunction::apply(at::TensorList(inputs), view, method);

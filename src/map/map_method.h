@@ -28,7 +28,7 @@ struct MapMethod {
 
 /// Whether gradients flow through the view: one of its tensors asks, and the gradient mode is
 /// on.
-bool wants_gradient(const MapView& view);
+bool map_wants_gradient(const MapView& view);
 
 /// The method's results. On the plain path, and in the backward on every path, no more than
 /// some 2^21 weights are formed at a time; a backward with a graph of its own holds them all.

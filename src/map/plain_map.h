@@ -2,7 +2,7 @@
 
 #include <mha/attention_map.h>
 
-#include "map/map_method.h"
+#include "map/map_state.h"
 
 namespace mha::detail {
 

@@ -10,7 +10,7 @@
 namespace mha::detail {
 
 /// Where term `i` of a list lets queries attend to the given keys, bool that broadcasts to
-/// (N, H, L, S); undefined: everywhere. The one place that knows what blocks. Decided on
+/// (N, H, L, S); undefined: everywhere. The one place that knows what a term blocks, pair by pair. Decided on
 /// tensors as they are given, so that large finite terms never turn into blocks.
 at::Tensor open_pairs(const ResolvedMask& mask, const MaskList& list, size_t i);
 

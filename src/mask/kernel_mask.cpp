@@ -236,8 +236,7 @@ PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) 
 
   at::Tensor lengths;
   for (const auto& given : resolved.lengths) {
-    const auto as_long = given.to(at::kLong);
-    lengths = lengths.defined() ? at::minimum(lengths, as_long) : as_long;
+    lengths = lengths.defined() ? at::minimum(lengths, given) : given;
   }
   if (lengths.defined()) {
     lengths = lengths.contiguous();

@@ -9,6 +9,7 @@
 #include "module/head_norm.h"
 #include "module/off_heads.h"
 #include "module/projection.h"
+#include "rotary/rotary.h"
 #include "runtime/attention_path.h"
 #include "runtime/finite.h"
 #include "runtime/uncomputed.h"
@@ -79,12 +80,13 @@ at::Tensor heads_first(const at::Tensor& heads) {
 
 // In float32, where what is one tensor stays one.
 Tokens widened(const Tokens& tokens) {
+  const auto as_float = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(at::kFloat) : tensor;
+  };
   Tokens wide = tokens;
-  for (auto* each : {&wide.query, &wide.key, &wide.value}) {
-    if (each->defined()) *each = each->to(at::kFloat);
-  }
-  if (tokens.key.is_same(tokens.query)) wide.key = wide.query;
-  if (tokens.value.is_same(tokens.key)) wide.value = wide.key;
+  wide.query = as_float(tokens.query);
+  wide.key = tokens.key.is_same(tokens.query) ? wide.query : as_float(tokens.key);
+  wide.value = tokens.value.is_same(tokens.key) ? wide.key : as_float(tokens.value);
   return wide;
 }
 

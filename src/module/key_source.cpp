@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "module/head_projections.h"
 #include "runtime/constant.h"
 #include "runtime/enum_check.h"
 

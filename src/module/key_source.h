@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cache/kv_cache_state.h"
-#include "module/head_projections.h"
 #include "module/module_checks.h"
+#include "module/tokens.h"
 
 namespace mha::detail {
 

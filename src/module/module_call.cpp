@@ -100,6 +100,7 @@ ModuleResult call_module(MultiHeadAttentionImpl& module,
   const auto core = attention_call(module, call, heads.query,
                                    traced ? Statistics::if_formed : Statistics::unwanted);
   const auto attended = attention(heads.query, heads.key, heads.value, mask, core);
+  // In place without gradients, so that `attended.output` is not for reading after this.
   const auto factored = multiply_heads(module, *cache, attended.output, tokens.query,
                                        call.head_mask(), tokens.off);
   const auto output = project_output(module, *cache, factored, tokens.off);

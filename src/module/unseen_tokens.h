@@ -4,8 +4,8 @@
 #include <mha/multi_head_attention.h>
 
 #include "mask/resolved_mask.h"
-#include "module/head_projections.h"
 #include "module/key_source.h"
+#include "module/tokens.h"
 
 namespace mha::detail {
 

@@ -74,8 +74,11 @@ TableRows table_rows(const at::Tensor& positions, const RotaryOptions& options,
   return {at::arange(indices.numel()).view(indices.sizes()), rows};
 }
 
+// Back: as the gradient goes.
+enum class Turn { forward, back };
+
 void rotate_by_kernel(const at::Tensor& x, const TableRows& table, const RotaryOptions& options,
-                      bool back, const at::Tensor& output) {
+                      Turn turn, const at::Tensor& output) {
   const cpu::Kernels& kernels = cpu_kernels();
   cpu::RotaryArgs args{};
   args.batch = x.size(0);
@@ -84,7 +87,7 @@ void rotate_by_kernel(const at::Tensor& x, const TableRows& table, const RotaryO
   args.head_dim = x.size(3);
   args.pairs = table.rows.size(2);
   args.interleaved = options.pairing() == RotaryPairing::interleaved;
-  args.back = back;
+  args.back = turn == Turn::back;
   args.storage = storage_of(x);
   args.input = {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
   args.output = output.data_ptr();
@@ -100,11 +103,11 @@ void rotate_by_kernel(const at::Tensor& x, const TableRows& table, const RotaryO
 
 // Into new memory in the order of x.
 at::Tensor rotated(const at::Tensor& x, const TableRows& table, const RotaryOptions& options,
-                   bool back) {
+                   Turn turn) {
   const auto rows = kernel_view(x);
   auto output = uncomputed_like(rows, at::MemoryFormat::Preserve);
   if (output.stride(3) != 1) output = uncomputed_like(rows, at::MemoryFormat::Contiguous);
-  rotate_by_kernel(rows, table, options, back, output);
+  rotate_by_kernel(rows, table, options, turn, output);
   return output;
 }
 
@@ -112,15 +115,15 @@ at::Tensor rotated(const at::Tensor& x, const TableRows& table, const RotaryOpti
 class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const TableRows& table, const RotaryOptions& options, bool back) {
+                            const TableRows& table, const RotaryOptions& options, Turn turn) {
     auto kept = c10::make_intrusive<Kept>();
     kept->table = table;
     // The caller may write other positions before the backward.
     kept->table.indices = table.indices.clone();
     kept->options = options;
-    kept->back = back;
+    kept->turn = turn;
     context->saved_data["kept"] = c10::IValue::make_capsule(std::move(kept));
-    return rotated(x, table, options, back);
+    return rotated(x, table, options, turn);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grad_outputs) {
@@ -128,14 +131,15 @@ class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
         c10::static_intrusive_pointer_cast<Kept>(context->saved_data["kept"].toCapsule());
     const auto& grad = grad_outputs[0];
     if (!grad.defined()) return variable_list(4);
-    return {RotaryFunction::apply(grad, kept->table, kept->options, !kept->back), {}, {}, {}};
+    const Turn turn = kept->turn == Turn::forward ? Turn::back : Turn::forward;
+    return {RotaryFunction::apply(grad, kept->table, kept->options, turn), {}, {}, {}};
   }
 
  private:
   struct Kept : torch::CustomClassHolder {
     TableRows table;
     RotaryOptions options;
-    bool back = false;
+    Turn turn = Turn::forward;
   };
 };
 
@@ -156,15 +160,15 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& positions,
   if (x.numel() == 0 || !takes_rotary_kernel(x)) return rotate_plain(x, positions, options);
   const auto table = table_rows(positions, options, x.size(3));
   if (at::GradMode::is_enabled() && x.requires_grad()) {
-    return RotaryFunction::apply(x, table, options, /*back=*/false);
+    return RotaryFunction::apply(x, table, options, Turn::forward);
   }
-  return rotated(x, table, options, /*back=*/false);
+  return rotated(x, table, options, Turn::forward);
 }
 
 void rotate_in_place(const at::Tensor& x, const at::Tensor& positions,
                      const RotaryOptions& options) {
   if (x.numel() == 0) return;
-  rotate_by_kernel(x, table_rows(positions, options, x.size(3)), options, /*back=*/false, x);
+  rotate_by_kernel(x, table_rows(positions, options, x.size(3)), options, Turn::forward, x);
 }
 
 }  // namespace mha::detail
