@@ -147,10 +147,12 @@ Command compare_command(CLI::App& program) {
   arguments->layer.add_to(*app)->required();
   app->add_option("--input", arguments->input, "File with the input, as for `mha run`")
       ->required()
+      ->check(not_empty())
       ->type_name("FILE");
   app->add_option("--expected", arguments->expected,
                   "File with `output`, and `weights` to compare too")
       ->required()
+      ->check(not_empty())
       ->type_name("FILE");
   app->add_option("--tolerance", arguments->tolerance,
                   "Largest absolute difference that passes; default: by dtype")

@@ -63,6 +63,7 @@ Command convert_command(CLI::App& program) {
   arguments->layer.add_to(*app)->required();
   app->add_option("--output", arguments->output, "safetensors file to write")
       ->required()
+      ->check(not_empty())
       ->type_name("FILE");
   one_of(app->add_option("--to-layout", arguments->layout, "How to name the weights there"),
          names_of(layouts()))

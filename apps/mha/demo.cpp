@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <mha/draw.h>
 #include <mha/multi_head_attention.h>

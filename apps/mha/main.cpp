@@ -80,11 +80,14 @@ ExitCode run_program(int argc, const char* const* argv) {
     for (const Command& command : commands) {
       if (!command.app->parsed()) continue;
       help += " " + command.app->get_name();
-      // What is missing may be there, misspelled.
+      // What is missing may be there, misspelled. CLI11 lists from the last to the first.
       auto unknown = command.app->remaining();
-      std::reverse(unknown.begin(), unknown.end());  // as the parser gives them
+      std::reverse(unknown.begin(), unknown.end());
       const bool is_missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
-      if (is_missing && !unknown.empty()) problem = CLI::ExtrasError(unknown).what();
+      const bool is_unknown = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+      if ((is_missing || is_unknown) && !unknown.empty()) {
+        problem = CLI::ExtrasError(unknown).what();
+      }
     }
     return report_error(fmt::format("{} (see {} --help)", problem, help));
   }

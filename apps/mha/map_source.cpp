@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <mha/attention_map.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -117,8 +118,17 @@ draw::Maps MapSource::stored() const {
   if (weights.dim() == 2) weights = weights.unsqueeze(0);
   const int64_t heads = weights.size(0);
   check_heads(heads);
+  TORCH_CHECK(!mean_ || (heads > 0 && weights.is_floating_point()),
+              "--mean: expected floating weights of one head or more, found ",
+              weights.scalar_type(), " of ", heads, " heads in ", file.path());
+  TORCH_CHECK(!mask_.is_top_left() || weights.size(1) == weights.size(2),
+              "--causal: expected bottom-right for stored maps with another number of keys "
+              "than of queries, found top-left and ",
+              shape_text(weights));
+  const at::Tensor wide =
+      weights.scalar_type() == at::kDouble ? weights : weights.to(at::kFloat);
   draw::Maps maps;
-  maps.weights = mean_            ? weights.to(at::kFloat).mean(0, /*keepdim=*/true)
+  maps.weights = mean_            ? wide.mean(0, /*keepdim=*/true)
                  : heads_.empty() ? weights
                                   : weights.index_select(0, at::tensor(heads_));
   maps.names = names(heads);
@@ -131,10 +141,12 @@ draw::Maps MapSource::computed() const {
   InputTensors input(input_);
   const LayerCall call = read_call(input, mask_, module);
   // Without a choice of heads no more than the cells of the picture are formed.
-  const auto formed = static_cast<double>(mean_ ? 1 : heads_.size());
-  check_memory(mean_ ? "--mean" : "--head",
-               (formed + 1) * map_size(module, call).weights *
-                   (module->W_q->weight.scalar_type() == at::kDouble ? 8 : 4));
+  if (mean_ || !heads_.empty()) {
+    const auto formed = static_cast<double>(mean_ ? 1 : heads_.size());
+    check_memory(mean_ ? "--mean" : "--head",
+                 (formed + 1) * map_size(module, call).weights *
+                     (module->W_q->weight.scalar_type() == at::kDouble ? 8 : 4));
+  }
   const AttentionMap map = module->trace(call.query, call.key, call.value, call.mask).map;
   const int64_t samples = map.query().dim() == 4 ? map.query().size(0) : 1;
   const int64_t sample = chosen_sample(samples);

@@ -22,7 +22,7 @@ class MapSource {
 
   /// Throws `c10::Error` if the arguments do not fit together.
   void check() const;
-  /// Every file that is read.
+  /// Every file that maps are read or computed from.
   std::vector<std::string> files() const;
   /// Whether the keys after a query are to be left blank. A layer's own mask has left its zeros
   /// there, under whichever alignment.

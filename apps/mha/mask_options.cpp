@@ -26,7 +26,10 @@ Mask window(const std::string& text) {
 }  // namespace
 
 void MaskOptions::add_to(CLI::App& app) {
-  one_of(app.add_option("--causal", causal_, "A query sees no key after its own position"),
+  one_of(app.add_option_function<std::string>(
+             "--causal",
+             [this](const std::string& text) { causal_ = given_value("--causal", text); },
+             "A query sees no key after its own position"),
          names_of(alignments()))
       ->expected(0, 1)
       ->default_str(kBottomRight)

@@ -17,8 +17,9 @@ class MaskOptions {
   /// Adds the options to `app`. This object must outlive the parsing.
   void add_to(CLI::App& app);
 
-  /// Whether causal, with any alignment; whether there is any other mask.
+  /// Whether causal, with any alignment or that; whether there is any other mask.
   bool is_causal() const { return !causal_.empty(); }
+  bool is_top_left() const { return causal_ == "top-left"; }
   bool has_others() const { return !windows_.empty() || !tensor_names().empty(); }
 
   /// Names of the tensors that the arguments refer to.

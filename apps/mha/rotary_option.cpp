@@ -122,10 +122,12 @@ RotaryScaling read_scaling(Settings& settings) {
 
 CLI::Option* RotaryOption::add_to(CLI::App& app) {
   return app
-      .add_option("--rotary", text_,
-                  "How queries and keys are rotated; default: as the file says.\n"
-                  "base, pairing=half-split|interleaved, rotary-dim, and\n"
-                  "scaling=linear|ntk|yarn|llama3 with factor and so on")
+      .add_option_function<std::string>(
+          "--rotary",
+          [this](const std::string& text) { text_ = given_value("--rotary", text); },
+          "How queries and keys are rotated; default: as the file says.\n"
+          "base, pairing=half-split|interleaved, rotary-dim, and\n"
+          "scaling=linear|ntk|yarn|llama3 with factor and so on")
       ->expected(0, 1)
       ->default_str("base=10000")
       ->type_name("NAME=VALUE,...");

@@ -87,7 +87,7 @@ Command run_command(CLI::App& program) {
   CLI::App* app =
       program.add_subcommand("run", "Run a layer from a weight file over input from a file");
   const auto file = [app](const char* name, std::string& path, const char* what) {
-    app->add_option(name, path, what)->required()->type_name("FILE");
+    app->add_option(name, path, what)->required()->check(not_empty())->type_name("FILE");
   };
   arguments->layer.add_to(*app)->required();
   file("--input", arguments->input, "File with the input, of safetensors or torch.save");

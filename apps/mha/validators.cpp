@@ -56,6 +56,11 @@ CLI::Validator not_empty() {
   return CLI::Validator(problem, "");
 }
 
+std::string given_value(const char* option, const std::string& text) {
+  if (text.empty()) throw CLI::ValidationError(option, "expected a value, found ''");
+  return text;
+}
+
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& names) {
   const auto problem = [names](const std::string& text) -> std::string {
     if (std::find(names.begin(), names.end(), text) != names.end()) return {};

@@ -24,6 +24,10 @@ CLI::Validator number_above_zero();
 /// Accepts any text: of a variable that is not set, nothing is left, and it means no default.
 CLI::Validator not_empty();
 
+/// `text`, unless it is empty: the same for options whose value may be left out, of which
+/// CLI11 checks no empty one.
+std::string given_value(const char* option, const std::string& text);
+
 /// Lets `option` take one of `names`, which the help shows.
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& names);
 

@@ -52,7 +52,7 @@ constexpr DtypeInfo kOtherDtypes[] = {
     {"a quantized type", "quint8", 8, {}},
 };
 
-// `global` without "torch.", in front of which nothing is a type.
+// `global` without "torch."; empty, which is no type, where it has none.
 std::string_view in_torch(std::string_view global) {
   constexpr std::string_view begin = "torch.";
   return global.substr(0, begin.size()) == begin ? global.substr(begin.size()) : "";

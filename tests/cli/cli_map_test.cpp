@@ -221,6 +221,16 @@ TEST_F(CliMapTest, WeightsThatAreNoneAreAnError) {
   expect_error_and_no_picture(map_stored({}), "found (4)");
   store("weights", random_.normal({1, 2, 3, 3}));
   expect_error_and_no_picture(map_stored({}), "expected finite numbers >= 0, found -");
+  store("weights", at::ones({1, 2, 3, 3}, at::kInt));
+  expect_error_and_no_picture(map_stored({"--mean"}),
+                              "--mean: expected floating weights of one head or more");
+}
+
+TEST_F(CliMapTest, StoredMapsAreCausalFromTheLastKeyAlone) {
+  store("weights", at::ones({1, 2, 3, 5}) / 5);
+  expect_error_and_no_picture(map_stored({"--causal", "top-left"}),
+                              "--causal: expected bottom-right for stored maps");
+  EXPECT_EQ(map_stored({"--causal"}).exit_code, 0);
 }
 
 TEST_F(CliMapTest, TokensThatAreReadAreNotWrittenOver) {

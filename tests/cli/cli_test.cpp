@@ -103,6 +103,14 @@ TEST(CliTest, AWrongCallIsOneLineOnStandardError) {
   expect_error(run_mha({"run", "--model", "w"}), "--input is required");
   expect_error(run_mha({"run", "--modle", "w"}),
                "not expected: --modle w (see mha run --help)");
+  expect_error(run_mha({"bench", "--foo", "8"}), "not expected: --foo 8");
+  expect_error(run_mha({"run", "--model", "w", "--input", ""}),
+               "--input: expected a value, found ''");
+  // Their value may be left out, but not be empty.
+  for (const char* option : {"--causal", "--rotary"}) {
+    expect_error(run_mha({"run", "--model", "w", "--input", "x", "--output", "y", option, ""}),
+                 std::string(option) + ": expected a value, found ''");
+  }
   expect_error(run_mha({"demo", "--d-model", "10", "--num-heads", "4"}),
                "--num-heads: expected a divisor of --d-model 10, found 4");
 }
