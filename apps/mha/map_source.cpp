@@ -125,10 +125,9 @@ draw::Maps MapSource::stored() const {
               "--causal: expected bottom-right for stored maps with another number of keys "
               "than of queries, found top-left and ",
               shape_text(weights));
-  const at::Tensor wide =
-      weights.scalar_type() == at::kDouble ? weights : weights.to(at::kFloat);
+  const auto wide = weights.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   draw::Maps maps;
-  maps.weights = mean_            ? wide.mean(0, /*keepdim=*/true)
+  maps.weights = mean_            ? weights.to(wide).mean(0, /*keepdim=*/true)
                  : heads_.empty() ? weights
                                   : weights.index_select(0, at::tensor(heads_));
   maps.names = names(heads);
