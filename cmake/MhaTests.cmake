@@ -42,6 +42,7 @@ function(mha_add_test name)
   if(arg_EVERY_PATH)
     get_property(sets GLOBAL PROPERTY mha_KERNEL_SETS)
     foreach(set IN LISTS sets)
+      string(REPLACE "_" "-" set ${set})  # amx-emulated
       add_test(NAME ${name}.on_${set} COMMAND ${name} --gtest_brief=1 --on=${set})
       set_tests_properties(${name}.on_${set} PROPERTIES
         TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_CPU_ISA=${set}" SKIP_RETURN_CODE 77)

@@ -7,7 +7,7 @@ foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} -C --extern-only --defined-only ${object}
                   OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(STRIP "${symbols}" symbols)
-  if(NOT symbols MATCHES "^[0-9a-f]+ T mha::cpu::[a-z0-9]+_kernels\\(\\)$")
+  if(NOT symbols MATCHES "^[0-9a-f]+ T mha::cpu::[a-z0-9_]+_kernels\\(\\)$")
     message(FATAL_ERROR "${object} defines more than its entry function:\n${symbols}")
   endif()
   message("${object}: ${symbols}")

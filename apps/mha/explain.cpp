@@ -47,6 +47,9 @@ std::string kernel_text(detail::ForwardKernel kernel) {
       return "bfloat16 multiplied as it is stored (AVX512_BF16), tiles of " + tile + " queries";
     case detail::ForwardKernel::widened_tiles:
       return "float32 copies of keys and values, tiles of " + tile + " queries";
+    case detail::ForwardKernel::matrix_tiles:
+      return "bfloat16 on matrix tiles (AMX), " + std::to_string(detail::tile_kernels()->tile) +
+             " queries each";
   }
   return "unknown";
 }
@@ -110,8 +113,10 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
     detail::AttentionCall call{{detail::default_scale(head_dim_)}, weights};
     if (gradient_) call.statistics = detail::Statistics::needed;
     const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
-    // With a gradient, all are widened by a copy that autograd sees.
-    const auto stored = sized(key, gradient_ ? at::kFloat : dtype);
+    // With a gradient, all are widened by a copy that autograd sees, but for matrix tiles.
+    const auto given = sized(key, dtype);
+    const bool widens = gradient_ && !detail::takes_matrix_tiles(given, given, given, call);
+    const auto stored = widens ? sized(key, at::kFloat) : given;
     const auto kernel = detail::choose_forward_kernel(sized(query, stored.scalar_type()),
                                                       stored, stored, mask, call);
     lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));

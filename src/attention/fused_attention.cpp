@@ -32,13 +32,16 @@ variable_list plain_gradients(const variable_list& given, const variable_list& g
   const bool create_graph = at::GradMode::is_enabled();
   at::AutoGradMode enable_grad(true);
   const auto inputs = separate(given, create_graph);
+  const auto dtype = inputs[0].scalar_type();
   auto next = inputs.begin() + 3;
   for (auto* list : added_lists(mask)) {
     for (auto& term : *list) term = *next++;
   }
   if (call.scoring.sinks.defined()) call.scoring.sinks = *next++;
-  const auto result = plain_attention(inputs[0], inputs[1], inputs[2], mask, call);
-  return gradients({result.output, result.weights}, grad_results, inputs, create_graph);
+  const auto result = plain_attention(inputs[0].to(at::kFloat), inputs[1].to(at::kFloat),
+                                      inputs[2].to(at::kFloat), mask, call);
+  return gradients({result.output.to(dtype), result.weights}, grad_results, inputs,
+                   create_graph);
 }
 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
@@ -108,6 +111,13 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
   }
 };
 
+// Whether a call is recorded as it is given, in bfloat16. What the mask adds has its gradient
+// from the float32 kernels.
+bool keeps_bfloat16(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const ResolvedMask& mask, const AttentionCall& call) {
+  return takes_matrix_tiles(query, key, value, call) && !any_requires_grad(added_terms(mask));
+}
+
 // The half types are for storage, and all sums are float32.
 AttentionResult recorded(const at::Tensor& query, const at::Tensor& key,
                          const at::Tensor& value, const ResolvedMask& mask,
@@ -117,9 +127,13 @@ AttentionResult recorded(const at::Tensor& query, const at::Tensor& key,
   variable_list sinks;
   if (call.scoring.sinks.defined()) sinks.push_back(call.scoring.sinks.to(at::kFloat));
   const auto added = added_terms(mask);
+  const auto given =
+      [keeps = keeps_bfloat16(query, key, value, mask, call)](const at::Tensor& heads) {
+        return keeps ? heads : heads.to(at::kFloat);
+      };
   const auto results =
-      FusedAttention::apply(query.to(at::kFloat), key.to(at::kFloat), value.to(at::kFloat),
-                            at::TensorList(added), at::TensorList(sinks), mask, call);
+      FusedAttention::apply(given(query), given(key), given(value), at::TensorList(added),
+                            at::TensorList(sinks), mask, call);
   return {results[0], results.size() > 3 ? results[3] : at::Tensor(), {results[1], results[2]}};
 }
 

@@ -1,12 +1,12 @@
 #include "attention/kernel_call.h"
 
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 
 #include <utility>
 
 #include "attention/mask_gradients.h"
 #include "attention/packed_scores.h"
+#include "attention/tile_call.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/huge_pages.h"
 #include "runtime/kernel_rows.h"
@@ -16,16 +16,6 @@
 
 namespace mha::detail {
 namespace {
-
-cpu::StoredRows stored_rows(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
-}
-
-cpu::KernelDropout kernel_dropout(const AttentionCall& call) {
-  if (call.dropout == 0) return {};
-  const double factor = call.dropout == 1 ? 0 : 1 / (1 - call.dropout);
-  return {call.dropout_seed, dropout_threshold(call.dropout), static_cast<float>(factor)};
-}
 
 // Memory laid out as (N, T, H, D), seen as (N, H, T, D), so that merging the heads is free.
 at::Tensor merged_heads(int64_t n, int64_t h, int64_t t, int64_t d,
@@ -47,12 +37,10 @@ ForwardArgs forward_args(const at::Tensor& query, const at::Tensor& key,
   ForwardArgs found{
       pack_scores(query, key, mask, call.scoring, kernels), kernel_view(value), {}, {}};
   cpu::AttentionForward& args = found.args;
-  static_cast<cpu::ScoreArgs&>(args) = found.scores.args;
+  static_cast<cpu::FloatScoreArgs&>(args) = found.scores.args;
   args.value_dim = value.size(3);
-  if (call.scoring.sinks.defined()) {
-    found.sinks = call.scoring.sinks.detach().to(at::kFloat).contiguous();
-    args.sinks = found.sinks.data_ptr<float>();
-  }
+  found.sinks = float_sinks(call.scoring);
+  if (found.sinks.defined()) args.sinks = found.sinks.data_ptr<float>();
   args.storage = storage_of(key);
   args.key = stored_rows(found.scores.key);
   args.value = stored_rows(found.value);
@@ -89,11 +77,27 @@ void add_statistics(cpu::AttentionForward& args, KernelResult& result) {
   args.row_factor = factor.data_ptr<float>();
 }
 
-// `args` say which results are wanted.
-ForwardKernel choose_kernel(const cpu::Kernels& kernels, const cpu::AttentionForward& args) {
-  if (kernels.can_decode(args)) return ForwardKernel::chunks;
-  if (args.storage == cpu::Storage::float32) return ForwardKernel::tiles;
-  return kernels.can_dot(args) ? ForwardKernel::tiles_of_pairs : ForwardKernel::widened_tiles;
+bool all_bfloat16(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  return query.scalar_type() == at::kBFloat16 && key.scalar_type() == at::kBFloat16 &&
+         value.scalar_type() == at::kBFloat16;
+}
+
+// What the choice of a kernel depends on. `any` is a place to point at, for what is wanted.
+cpu::AttentionForward shape_args(const at::Tensor& query, const at::Tensor& key,
+                                 const at::Tensor& value, const ResolvedMask& mask,
+                                 const AttentionCall& call, float* any) {
+  cpu::AttentionForward args;
+  PackedMask unpacked{};
+  unpacked.mask.keys = key.size(2) - mask.extra_keys;
+  static_cast<cpu::ScoreArgs&>(args) = score_args(query, key, unpacked, call.scoring);
+  args.value_dim = value.size(3);
+  args.query_is_bfloat16 = query.scalar_type() == at::kBFloat16;
+  args.storage = storage_of(key);
+  args.key = stored_rows(key);
+  args.dropout = kernel_dropout(call);
+  if (call.statistics == Statistics::needed) args.row_maximum = any;
+  if (call.weights != Weights::none) args.weights.data = any;
+  return args;
 }
 
 // Chunks of keys are the tasks.
@@ -157,9 +161,28 @@ void run_backward(const cpu::Kernels& kernels, const at::Tensor& grad_query,
 
 }  // namespace
 
+ForwardKernel choose_forward_kernel(const at::Tensor& query, const at::Tensor& key,
+                                    const at::Tensor& value, const ResolvedMask& mask,
+                                    const AttentionCall& call) {
+  const cpu::Kernels& kernels = cpu_kernels();
+  float any = 0;
+  const auto args = shape_args(query, kernel_view(key), value, mask, call, &any);
+  if (kernels.can_decode(args)) return ForwardKernel::chunks;
+  if (takes_matrix_tiles(query, key, value, call)) return ForwardKernel::matrix_tiles;
+  if (args.storage == cpu::Storage::float32) return ForwardKernel::tiles;
+  return kernels.can_dot(args) ? ForwardKernel::tiles_of_pairs : ForwardKernel::widened_tiles;
+}
+
+bool takes_matrix_tiles(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const AttentionCall& call) {
+  return tile_kernels() && call.weights == Weights::none && all_bfloat16(query, key, value);
+}
+
 KernelResult kernel_forward(const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value, const ResolvedMask& mask,
                             const AttentionCall& call) {
+  const ForwardKernel kernel = choose_forward_kernel(query, key, value, mask, call);
+  if (kernel == ForwardKernel::matrix_tiles) return tile_forward(query, key, value, mask, call);
   const cpu::Kernels& kernels = cpu_kernels();
   auto prepared = forward_args(query.to(at::kFloat), key, value, mask, call, kernels);
   cpu::AttentionForward& args = prepared.args;
@@ -168,8 +191,8 @@ KernelResult kernel_forward(const at::Tensor& query, const at::Tensor& key,
   add_output(call.output, args, result);
   add_weights(call.weights, args, result);
   if (call.statistics == Statistics::needed) add_statistics(args, result);
-  const ForwardKernel kernel = choose_kernel(kernels, args);
-  // Float32 tiles form them anyway. Chunks leave none, and those of pairs are bfloat16's.
+  // Float32 tiles form them anyway. Chunks leave none, and those of bfloat16's products differ
+  // from what a map rebuilds in float32.
   if (call.statistics == Statistics::if_formed &&
       (kernel == ForwardKernel::tiles || kernel == ForwardKernel::widened_tiles)) {
     add_statistics(args, result);
@@ -189,6 +212,8 @@ KernelResult kernel_forward(const at::Tensor& query, const at::Tensor& key,
     case ForwardKernel::widened_tiles:
       run_widened_tiles(kernels, prepared);
       break;
+    case ForwardKernel::matrix_tiles:
+      break;
   }
   result.is_finite = not_finite == 0;
   return result;
@@ -198,12 +223,15 @@ std::vector<at::Tensor> kernel_backward(const at::Tensor& query, const at::Tenso
                                         const at::Tensor& value, const KernelResult& result,
                                         const at::Tensor& grad_output, const ResolvedMask& mask,
                                         const AttentionCall& call) {
+  if (takes_matrix_tiles(query, key, value, call)) {
+    return tile_backward(query, key, value, result, grad_output, mask, call);
+  }
   const cpu::Kernels& kernels = cpu_kernels();
   const auto scores = pack_scores(padded(query), padded(key), mask, call.scoring, kernels);
   const auto v = kernel_view(padded(value)), o = kernel_view(padded(result.output)),
              go = kernel_view(padded(grad_output));
   cpu::AttentionBackward args{};
-  static_cast<cpu::ScoreArgs&>(args) = scores.args;
+  static_cast<cpu::FloatScoreArgs&>(args) = scores.args;
   args.value_dim = v.size(3);
   args.key = kernel_rows<const float>(scores.key);
   args.value = kernel_rows<const float>(v);
@@ -226,19 +254,6 @@ std::vector<at::Tensor> kernel_backward(const at::Tensor& query, const at::Tenso
                                 grad_value.narrow(3, 0, value.size(3))};
   for (auto& grad : mask_gradients(kernels, args, mask)) grads.push_back(std::move(grad));
   return grads;
-}
-
-ForwardKernel choose_forward_kernel(const at::Tensor& query, const at::Tensor& key,
-                                    const at::Tensor& value, const ResolvedMask& mask,
-                                    const AttentionCall& call) {
-  const cpu::Kernels& kernels = cpu_kernels();
-  const auto wide = at::empty({query.size(3)}, at::kFloat).expand(query.sizes());
-  auto args = forward_args(wide, key, value, mask, call, kernels).args;
-  args.query_is_bfloat16 = query.scalar_type() == at::kBFloat16;
-  float any = 0;  // a place to point at, for what is wanted
-  if (call.statistics == Statistics::needed) args.row_maximum = &any;
-  if (call.weights != Weights::none) args.weights.data = &any;
-  return choose_kernel(kernels, args);
 }
 
 }  // namespace mha::detail

@@ -27,7 +27,7 @@ at::Tensor sink_gradient(const at::Tensor& query, const at::Tensor& key,
                          .reshape({1, -1, 1});
   const auto weight =
       at::exp2(2 * (score - result.statistics.maximum)) * result.statistics.factor;
-  auto delta = (grad_output * result.output).sum(-1);
+  auto delta = (grad_output.to(at::kFloat) * result.output.to(at::kFloat)).sum(-1);
   if (!mask.allows_everything() && may_be_non_finite(grad_output)) {
     // Rows that see nothing are those whose factor is 0 without a sink.
     const auto statistics =

@@ -14,17 +14,15 @@
 //
 // Weights that the caller wants stay in a strip until the last maximum and the sum are known.
 //
-// Source: Milakov & Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
-// "FlashAttention", 2022.
+// Source: Dao et al., "FlashAttention", 2022.
 
 // One tile's state.
 struct ForwardTile {
   const AttentionForward& args;
   QueryTile at;
   int64_t kv_head;
-  float *query, *scores, *output, *terms, *dropped;  // scratch
-  bool started;                                      // whether output holds sums
-  float maximum[tile], sum[tile];
+  float *query, *scores, *terms, *dropped;  // scratch
+  RunningSoftmax softmax;
   TileDropout dropout;
   WeightStrip strip;
 };
@@ -91,52 +89,6 @@ MHA_APART void output_block(const float* value, int64_t value_stride, int64_t ke
   for_each_rows(value_dim, rows);
 }
 
-// The sink is a score that was seen before all others. Maxima are integers (see below).
-static void start_rows(ForwardTile& t) {
-  const float* sinks = t.args.sinks;
-  const Vec score = broadcast(sinks ? sink_score(sinks[t.at.h]) : -__builtin_inff());
-  const Vec maximum = sinks ? ceil(score) : score;
-  const Vec sum = sinks ? exp4(score - maximum) : Vec{};
-  for (int v = 0; v < tile_vectors; ++v) {
-    store(t.maximum + v * lanes, maximum);
-    store(t.sum + v * lanes, sum);
-  }
-}
-
-// Moves the running maximum to cover `top`, but only once a lane rose by more than `slack`:
-// until then weights grow up to 4^slack, which costs no precision. Maxima are integers, so that
-// the factors are powers of four and rescaling is exact.
-template <int V>
-MHA_INLINE void raise_maximum(ForwardTile& t, const Vec (&top)[V], int64_t first_vector) {
-  constexpr float slack = 4.0f;
-  const Vec minus_infinity = broadcast(-__builtin_inff());
-  Vec factor[V];
-  bool moved = false;
-#pragma GCC unroll 3
-  for (int v = 0; v < V; ++v) {
-    float* maximum = t.maximum + (first_vector + v) * lanes;
-    const Vec old = load(maximum);
-    const IntVec rises = top[v] > old + slack;
-    moved = moved || any(rises & (old != minus_infinity));
-    const Vec now = rises ? max_drop_nan(broadcast(-largest_float), ceil(top[v])) : old;
-    store(maximum, now);
-    // Where nothing was seen before, the sum and output are 0 whatever the factor.
-    factor[v] = rises ? (old == minus_infinity ? Vec{} : exp4(old - now)) : broadcast(1.0f);
-  }
-  if (!moved) return;
-#pragma GCC unroll 3
-  for (int v = 0; v < V; ++v) {
-    float* sum = t.sum + (first_vector + v) * lanes;
-    store(sum, load(sum) * factor[v]);
-  }
-  if (!t.started) return;
-  for (int64_t d = 0; d < t.args.value_dim; ++d) {
-    float* row = t.output + d * tile + first_vector * lanes;
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) store(row + v * lanes, load(row + v * lanes) * factor[v]);
-  }
-}
-
 // pass 3. A lane that has seen no open key has maximum -inf, and only scores of -inf. Scores
 // that are not known to be in range may turn out not to be: then nothing is done and the answer
 // is no.
@@ -146,7 +98,7 @@ MHA_INLINE bool weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector, 
   Vec maximum[V], sum[V], least[V];
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
-    const Vec m = load(t.maximum + (first_vector + v) * lanes);
+    const Vec m = load(t.softmax.maximum + (first_vector + v) * lanes);
     maximum[v] = m == minus_infinity ? Vec{} : m;
     sum[v] = least[v] = Vec{};
   }
@@ -170,7 +122,7 @@ MHA_INLINE bool weigh_block(ForwardTile& t, int64_t keys, int64_t first_vector, 
   }
 #pragma GCC unroll 3
   for (int v = 0; v < V; ++v) {
-    float* total = t.sum + (first_vector + v) * lanes;
+    float* total = t.softmax.sum + (first_vector + v) * lanes;
     store(total, load(total) + sum[v]);
   }
   return true;
@@ -189,10 +141,6 @@ static void drop_weights(const ForwardTile& t, const KeyBlock& block, const floa
       store(dropped + at, keep ? load(weights + at) : Vec{});
     }
   }
-}
-
-static void clear_output(ForwardTile& t) {
-  for (int64_t i = 0; i < t.args.value_dim * tile; i += lanes) store(t.output + i, Vec{});
 }
 
 // Passes 1 and 2. Whether the scores are known to be in range: those that are plain products
@@ -242,12 +190,12 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
   if (args.weights.data) t.scores = t.strip.weights + block.first * tile;
   Vec top[V];
   bool settled = form_scores<V, Of>(t, block, false, top);
-  raise_maximum<V>(t, top, block.first_vector);
+  raise_maximum<V>(t.softmax, args.value_dim, top, block.first_vector);
   if (block.blocks) {
     weigh_block<V, true>(t, block.keys, block.first_vector, settled);
   } else if (!weigh_block<V, false>(t, block.keys, block.first_vector, settled)) {
     settled = form_scores<V, Of>(t, block, true, top);
-    raise_maximum<V>(t, top, block.first_vector);
+    raise_maximum<V>(t.softmax, args.value_dim, top, block.first_vector);
     weigh_block<V, false>(t, block.keys, block.first_vector, settled);
   }
   const float* weights = t.scores;
@@ -256,9 +204,9 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
     drop_weights<V>(t, block, t.scores, dropped);
     weights = dropped;
   }
-  const bool starts = !t.started && V * lanes >= t.at.count;
-  if (!t.started && !starts) clear_output(t);
-  t.started = true;
+  const bool starts = !t.softmax.started && V * lanes >= t.at.count;
+  if (!t.softmax.started && !starts) clear_output(t.softmax, args.value_dim);
+  t.softmax.started = true;
   if constexpr (Of::pairs) {
     float* pairs = args.weights.data ? t.dropped : t.scores;
     pair_rows<Of, V>(weights + offset, block.keys, pairs + offset);
@@ -267,56 +215,43 @@ static void attend_block(ForwardTile& t, const KeyBlock& block, Of) {
         args.value_pairs + head * words_of_values(args) + block.first / 2 * args.value_dim;
     output_block<Of, V>(reinterpret_cast<const float*>(value), args.value_dim,
                         (block.keys + 1) / 2, args.value_dim, pairs + offset, starts,
-                        t.output + offset);
+                        t.softmax.output + offset);
   } else {
     output_block<Of, V>(args.value.at(t.at.n, t.kv_head, block.first), args.value.t, block.keys,
-                        args.value_dim, weights + offset, starts, t.output + offset);
+                        args.value_dim, weights + offset, starts, t.softmax.output + offset);
   }
-  if (args.weights.data) remember_block(t.strip, block, t.maximum);
+  if (args.weights.data) remember_block(t.strip, block, t.softmax.maximum);
 }
 
-// Any thread may, with the same number.
-MHA_INLINE void mark_not_finite(const AttentionForward& args) {
-  if (args.not_finite) __atomic_store_n(args.not_finite, 1, __ATOMIC_RELAXED);
-}
-
-// Divides by the sum and writes rows. A lane without any open key or sink has sum 0 and gives
-// 0.
+// Divides by the sum and writes rows.
 static void finish_tile(ForwardTile& t) {
   const AttentionForward& args = t.args;
   Vec inverse[tile_vectors];
-  for (int v = 0; v < tile_vectors; ++v) {
-    const Vec sum = load(t.sum + v * lanes);
-    inverse[v] = sum == Vec{} ? Vec{} : 1.0f / sum;
-  }
+  inverse_sums(t.softmax, inverse);
   if (args.weights.data) {
     const float dropout = args.weights_after_dropout ? args.dropout.factor : 1.0f;
     const float share = args.averaged ? 1.0f / static_cast<float>(args.heads) : 1.0f;
-    write_weights(t.strip, t.at, args.keys, t.maximum, inverse, dropout * share,
+    write_weights(t.strip, t.at, args.keys, t.softmax.maximum, inverse, dropout * share,
                   args.averaged && t.at.h > 0,
                   args.weights.at(t.at.n, args.averaged ? 0 : t.at.h, t.at.first),
                   args.weights.t);
   }
   for (int v = 0; v < tile_vectors; ++v) inverse[v] *= args.dropout.factor;
-  const Vec wild = transpose_out(t.output, tile, t.at.count, args.value_dim, inverse,
+  const Vec wild = transpose_out(t.softmax.output, tile, t.at.count, args.value_dim, inverse,
                                  args.output.at(t.at.n, t.at.h, t.at.first), args.output.t);
-  if (any(wild != Vec{})) mark_not_finite(args);
+  if (any(wild != Vec{})) mark_not_finite(args.not_finite);
   if (!args.row_maximum) return;
   const int64_t row = first_row(args, t.at);
-  for (int64_t i = 0; i < t.at.count; ++i) {
-    const bool dead = t.sum[i] == 0;
-    args.row_maximum[row + i] = dead ? 0 : t.maximum[i];
-    args.row_factor[row + i] = dead ? 0 : 1.0f / t.sum[i];
-  }
+  keep_statistics(t.softmax, t.at.count, args.row_maximum + row, args.row_factor + row);
 }
 
 template <typename Of>
 static void forward_tile(const AttentionForward& args, const QueryTile& at, float* scratch) {
-  ForwardTile t{args, at, kv_head_of(args, at.h), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  ForwardTile t{args, at, kv_head_of(args, at.h), {}, {}, {}, {}, {}, {}, {}};
   t.query = scratch;
   t.scores = t.query + args.head_dim * tile;
-  t.output = t.scores + key_block * tile;
-  t.terms = t.output + args.value_dim * tile;
+  t.softmax.output = t.scores + key_block * tile;
+  t.terms = t.softmax.output + args.value_dim * tile;
   t.dropped = t.terms + terms_size;
   if (args.weights.data) start_strip(t.strip, args.keys, t.dropped + key_block * tile);
   if (args.dropout.threshold) {
@@ -326,11 +261,11 @@ static void forward_tile(const AttentionForward& args, const QueryTile& at, floa
   fetch_rows(args.output.at(at.n, at.h, at.first), args.output.t, at.count, args.value_dim);
   transpose_queries(args, at, Of::pairs ? 1.0f : args.scale * log4e, t.query);
   if constexpr (Of::pairs) pair_rows<Of, tile_vectors>(t.query, args.head_dim, t.query);
-  start_rows(t);
+  start_rows(t.softmax, args.sinks ? args.sinks + at.h : nullptr);
   walk_keys(args, at, [&](const KeyBlock& block) {
     MHA_FOR_VECTORS(block.vectors, attend_block, t, block, Of{});
   });
-  if (!t.started) clear_output(t);
+  if (!t.softmax.started) clear_output(t.softmax, args.value_dim);
   finish_tile(t);
 }
 

@@ -83,30 +83,6 @@ MHA_INLINE int64_t block_offset(const BackwardTile& t, const KeyBlock& block) {
                              : (few_keys + block.first - given) * tile;
 }
 
-// No gradient flows through a score that is held at the limit.
-template <int V>
-static void mark_held_scores(const float* scores, int64_t keys, float* slopes) {
-  for (int64_t j = 0; j < keys; ++j, scores += tile, slopes += tile) {
-    for (int v = 0; v < V; ++v) {
-      const Vec score = load(scores + v * lanes);
-      const IntVec held = (score >= score_limit) | (score <= -score_limit);
-      store(slopes + v * lanes, held ? Vec{} : broadcast(1.0f));
-    }
-  }
-}
-
-// Nor through a sum with added terms, and then none into the terms either: slope -1.
-template <int V>
-static void mark_held_sums(const float* sums, int64_t keys, float* slopes) {
-  for (int64_t j = 0; j < keys; ++j, sums += tile, slopes += tile) {
-    for (int v = 0; v < V; ++v) {
-      const Vec sum = load(sums + v * lanes);
-      const IntVec held = (sum >= score_limit) | (sum <= -score_limit);
-      store(slopes + v * lanes, held ? broadcast(-1.0f) : load(slopes + v * lanes));
-    }
-  }
-}
-
 // pass 1 where scores are capped, added to or perhaps out of range.
 template <int V>
 static void recompute_masked_weights(BackwardTile& t, const KeyBlock& block,

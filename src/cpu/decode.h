@@ -42,7 +42,7 @@ static int64_t decode_partials(const AttentionForward& args) {
 
 // pass 2 for one row: forms the scores again that are out of range.
 template <typename Element>
-static void settle_row(const ScoredRows<Element>& rows, int64_t count, float* scores) {
+static void settle_row(const ScoredRows<float, Element>& rows, int64_t count, float* scores) {
   const int64_t whole = count - count % lanes;
   bool settled = all_in_range<1>(scores, whole / lanes, lanes);
   for (int64_t j = whole; j < count; ++j) settled &= in_range(scores[j]);
@@ -274,7 +274,7 @@ static void merge_decoded(const AttentionForward& args, const float* partials) {
         output[d] *= inverse;
         wild += output[d] * 0.0f;
       }
-      if (wild != 0) mark_not_finite(args);
+      if (wild != 0) mark_not_finite(args.not_finite);
     }
   }
 }

@@ -73,20 +73,24 @@ struct KernelDropout {
   float factor = 1;
 };
 
-/// What the scores of a call are made of, but for the keys: those differ in what they are
-/// stored as. `keys` counts the extra keys after those that the mask speaks of.
+/// What the scores of a call are made of, but for queries and keys: those differ in what they
+/// are stored as. `keys` counts the extra keys after those that the mask speaks of.
 struct ScoreArgs {
   int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0;
   float scale = 1;
   /// Scores become softcap * tanh(score / softcap) before terms are added. 0: they stay.
   float softcap = 0;
-  Rows<const float> query;
   KernelMask mask{};
+};
+
+/// The same with queries in float32.
+struct FloatScoreArgs : ScoreArgs {
+  Rows<const float> query;
 };
 
 /// Attention forward. `decode` reads keys and values of every storage type, `forward` reads
 /// float32, and bfloat16 where `can_dot` says so.
-struct AttentionForward : ScoreArgs {
+struct AttentionForward : FloatScoreArgs {
   int64_t value_dim = 0;
   /// (heads): one more score of each row, which takes weight and has no value. Null: none.
   const float* sinks = nullptr;
@@ -111,7 +115,7 @@ struct AttentionForward : ScoreArgs {
 };
 
 /// Gradients of attention over float32.
-struct AttentionBackward : ScoreArgs {
+struct AttentionBackward : FloatScoreArgs {
   int64_t value_dim = 0;  // as head_dim, a multiple of 16
   Rows<const float> key, value, output, grad_output;
   const float *row_maximum = nullptr, *row_factor = nullptr;  // as the forward left them
@@ -171,7 +175,7 @@ struct NormArgs {
 };
 
 /// Weights of attention over float32 that are rebuilt where they are wanted.
-struct MapSource : ScoreArgs {
+struct MapSource : FloatScoreArgs {
   Rows<const float> key;
   Rows<const float> row_maximum, row_factor;  // as the forward left them, at data[n][h][query]
 };
@@ -209,8 +213,8 @@ struct MapTop {
   int64_t* keys;
 };
 
-/// The kernels of one ISA; none of the members is 0 or null.
-struct Kernels {
+/// How kernels cut up the pairs of queries and keys, and so a mask of pairs.
+struct PairBlocks {
   /// Queries that one tile takes, and columns that one panel of a packed weight has.
   int64_t tile;
   /// Keys that one block takes.
@@ -220,6 +224,10 @@ struct Kernels {
   /// classes.
   void (*pack_pairs)(const uint8_t* allowed, int64_t stride, int64_t queries, int64_t keys,
                      uint64_t* bits, uint8_t* classes);
+};
+
+/// The kernels of one ISA; none of the members is 0 or null.
+struct Kernels : PairBlocks {
   /// Floats of scratch that a thread needs for `forward`, 64-byte aligned.
   int64_t (*forward_scratch)(const AttentionForward&);
   /// Computes tiles [begin, end) of batch * heads * ceil(queries / tile), tile index fastest;

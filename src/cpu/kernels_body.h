@@ -13,6 +13,7 @@
 #include "dropout.h"
 #include "weight_strip.h"
 #include "bfloat16_pairs.h"
+#include "running_softmax.h"
 #include "attention_forward.h"
 #include "decode_products.h"
 #include "decode.h"

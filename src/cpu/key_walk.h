@@ -28,7 +28,7 @@ MHA_INLINE int64_t first_row(const ScoreArgs& args, const QueryTile& t) {
 }
 
 // Puts the tile's queries, times `factor`, into its lanes: to[D][tile].
-MHA_INLINE void transpose_queries(const ScoreArgs& args, const QueryTile& t, float factor,
+MHA_INLINE void transpose_queries(const FloatScoreArgs& args, const QueryTile& t, float factor,
                                   float* to) {
   transpose_in(args.query.at(t.n, t.h, t.first), args.query.t, t.count, args.head_dim, factor,
                to, tile);
@@ -131,8 +131,8 @@ static void fill_blocked(const KernelMask& mask, const QueryTile& t, const KeyBl
   }
 }
 
-// The terms that the mask adds to a block's scores, at terms[key][lane], with zeros in the lanes
-// after the last query.
+// The terms that the mask adds to a block's scores, at terms[key][lane], with zeros in the
+// lanes after the last query.
 template <int V>
 static void read_terms(const Rows<const float>& added, const QueryTile& t,
                        const KeyBlock& block, float* terms) {
@@ -234,7 +234,8 @@ MHA_INLINE uint8_t keys_class(const KernelMask& mask, int64_t n, int64_t first, 
   return open == 0 ? pairs_closed : open == keys ? pairs_open : pairs_mixed;
 }
 
-// The keys, of those that the mask speaks of, among which are all that the tile may attend to.
+// The keys, of those that the mask speaks of, among which are all that the tile may attend to;
+// from a multiple of `key_step` on.
 struct KeySpan {
   int64_t begin, end;
 };
@@ -242,7 +243,6 @@ struct KeySpan {
 MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
   const int64_t limit = mask.lengths ? min64(mask.keys, mask.lengths[t.n]) : mask.keys;
   const SampleBand band = band_of(mask, t.n);
-  // An even key, since bfloat16 takes keys by twos.
   int64_t begin = max64(0, t.first + band.low),
           end = min64(limit, t.first + t.count + band.high);
   if (mask.key_documents) {
@@ -255,7 +255,7 @@ MHA_INLINE KeySpan key_span(const KernelMask& mask, const QueryTile& t) {
     begin = max64(begin, first);
     end = min64(end, last);
   }
-  begin &= ~int64_t{1};
+  begin &= ~(key_step - 1);
   return {begin, max64(begin, end)};
 }
 
@@ -279,9 +279,9 @@ MHA_INLINE void walk_keys(const ScoreArgs& args, const QueryTile& t, const Visit
     pair_bits = mask.pair_bits + row * mask.keys;
     pair_classes = mask.pair_classes + row * ceil_div(mask.keys, key_block);
   }
-  // The keys that the band leaves to all queries; even, since bfloat16 takes keys by twos.
-  const int64_t full_begin = (last + band.low + 1) & ~int64_t{1};
-  const int64_t full_end = (t.first + band.high + 1) & ~int64_t{1};
+  // The keys that the band leaves to all queries, in whole steps.
+  const int64_t full_begin = (last + band.low + key_step - 1) & ~(key_step - 1);
+  const int64_t full_end = (t.first + band.high + 1) & ~(key_step - 1);
   int64_t k = span.begin;
   while (k < span.end) {
     int64_t end = min64(k - k % key_block + key_block, span.end);
@@ -300,8 +300,8 @@ MHA_INLINE void walk_keys(const ScoreArgs& args, const QueryTile& t, const Visit
       } else {
         // At the edge of the band or of a document, in short steps and only for the vectors
         // that see some of it.
-        constexpr int64_t step = 16;
-        end = min64(k + step, end);
+        constexpr int64_t short_step = key_step > 16 ? key_step : 16;
+        end = min64(k + short_step, end);
         VectorSpan some{max64(0, k - band.high - t.first) / lanes,
                         min64(vectors - 1, (end - 1 - band.low - t.first) / lanes)};
         if (mask.key_documents) some = documents_span(mask, t, k, end - k, some);

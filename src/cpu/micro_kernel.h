@@ -1,13 +1,14 @@
 // The product that everything else is made of. Included once per ISA (see vec.h).
 
-// Queries of one tile: three vectors, so that eight rows of accumulators (four on 16 registers)
-// fill the register file.
-constexpr int tile_vectors = 3;
+// Queries of one tile.
+constexpr int tile_vectors = Isa::tile_vectors;
 constexpr int tile = tile_vectors * lanes;
 constexpr int micro_rows = Isa::micro_rows;
 
-// Keys that one block of attention takes.
-constexpr int64_t key_block = 96;
+// Keys that one block of attention takes, and of which multiple the first of each is, but for
+// the extra keys.
+constexpr int64_t key_block = Isa::key_block;
+constexpr int64_t key_step = Isa::key_step;
 
 // What `multiply_add` sums: products of floats, or `Isa::Pairs` of two bfloat16 in each of
 // their places.

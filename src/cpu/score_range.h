@@ -1,8 +1,8 @@
 // Scores whose sums left float32's range. Included once per ISA (see vec.h).
 //
 // A score is scale * q . k, held within float32 whatever its sum came to on the way. A sum that
-// is infinite or NaN, or beyond the limit, says that it may be wrong; then it is formed again in
-// float64. Only what a row may not see is left as it is.
+// is infinite or NaN, or beyond the limit, says that it may be wrong; then it is formed again
+// in float64. Only what a row may not see is left as it is.
 
 // All ones where a score is in range; NaN is not.
 MHA_INLINE IntVec in_range(Vec score) {
@@ -64,29 +64,29 @@ MHA_INLINE float sink_score(float sink) {
 }
 
 // Where the rows of a block's scores lie.
-template <typename Element>
+template <typename Query, typename Key>
 struct ScoredRows {
-  const float* query;
+  const Query* query;
   int64_t query_stride;
-  const Element* key;
+  const Key* key;
   int64_t key_stride, depth;
   float scale;
 };
 
-template <typename Element>
-MHA_INLINE ScoredRows<Element> scored_rows(const ScoreArgs& args, const QueryTile& at,
-                                           const Element* key, int64_t key_stride) {
+template <typename Key>
+MHA_INLINE ScoredRows<float, Key> scored_rows(const FloatScoreArgs& args, const QueryTile& at,
+                                              const Key* key, int64_t key_stride) {
   const float* query = args.query.at(at.n, at.h, at.first);
   return {query, args.query.t, key, key_stride, args.head_dim, args.scale};
 }
 
-template <typename Element>
-static float exact_score(const ScoredRows<Element>& rows, int64_t query, int64_t key) {
-  const float* q = rows.query + query * rows.query_stride;
-  const Element* k = rows.key + key * rows.key_stride;
+template <typename Query, typename Key>
+static float exact_score(const ScoredRows<Query, Key>& rows, int64_t query, int64_t key) {
+  const Query* q = rows.query + query * rows.query_stride;
+  const Key* k = rows.key + key * rows.key_stride;
   double sum = 0;
   for (int64_t d = 0; d < rows.depth; ++d) {
-    sum += static_cast<double>(q[d]) * static_cast<double>(to_float(k[d]));
+    sum += static_cast<double>(to_float(q[d])) * static_cast<double>(to_float(k[d]));
   }
   sum *= static_cast<double>(rows.scale);
   const double limit = largest_float;
@@ -95,8 +95,8 @@ static float exact_score(const ScoredRows<Element>& rows, int64_t query, int64_t
 
 // Forms the scores of the block again that are out of range; scores[key][tile]. A row of NaN
 // is left alone, since that is what it gives.
-template <typename Element>
-static void settle_scores(const ScoredRows<Element>& rows, const QueryTile& at,
+template <typename Query, typename Key>
+static void settle_scores(const ScoredRows<Query, Key>& rows, const QueryTile& at,
                           const KeyBlock& block, float* scores) {
   const int64_t from = block.first_vector * lanes, to = from + block.vectors * lanes;
   bool unknown[tile];
@@ -116,6 +116,30 @@ static void settle_scores(const ScoredRows<Element>& rows, const QueryTile& at,
       } else if (!unknown_key && !unknown[i]) {
         row[i] = exact_score(rows, i, j);
       }
+    }
+  }
+}
+
+// No gradient flows through a score that is held at the limit.
+template <int V>
+static void mark_held_scores(const float* scores, int64_t keys, float* slopes) {
+  for (int64_t j = 0; j < keys; ++j, scores += tile, slopes += tile) {
+    for (int v = 0; v < V; ++v) {
+      const Vec score = load(scores + v * lanes);
+      const IntVec held = (score >= score_limit) | (score <= -score_limit);
+      store(slopes + v * lanes, held ? Vec{} : broadcast(1.0f));
+    }
+  }
+}
+
+// Nor through a sum with added terms, and then none into the terms either: slope -1.
+template <int V>
+static void mark_held_sums(const float* sums, int64_t keys, float* slopes) {
+  for (int64_t j = 0; j < keys; ++j, sums += tile, slopes += tile) {
+    for (int v = 0; v < V; ++v) {
+      const Vec sum = load(sums + v * lanes);
+      const IntVec held = (sum >= score_limit) | (sum <= -score_limit);
+      store(slopes + v * lanes, held ? broadcast(-1.0f) : load(slopes + v * lanes));
     }
   }
 }

@@ -1,5 +1,33 @@
-// What tiles_amx.h does, on any CPU with AVX-512 and bit for bit: for tests. Included once per
-// ISA (see vec.h).
+// What tiles_amx.h and `BFloat16Pairs` do, on any CPU with AVX-512 and bit for bit: for tests.
+// Included once per ISA (see vec.h).
+
+// Rounds to bfloat16, where denormals count as zero.
+struct EmulatedPairs {
+  static __m512i rounded(Vec x) {
+    const auto bits = reinterpret_cast<__m512i>(x);
+    const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MIN));
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX));
+    const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum =
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), last);
+    const __mmask16 denormal =
+        _mm512_cmplt_epu32_mask(magnitude, _mm512_set1_epi32(0x00800000));
+    const __mmask16 nan = _mm512_cmpgt_epu32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+    __m512i result = _mm512_mask_mov_epi32(sum, denormal, sign);
+    result = _mm512_mask_or_epi32(result, nan, bits, _mm512_set1_epi32(0x00400000));
+    return _mm512_maskz_srli_epi32(0xffff, result, 16);
+  }
+
+  static Vec round(Vec first, Vec second) {
+    const __m256i low = _mm512_cvtepi32_epi16(rounded(first));
+    const __m256i high = _mm512_cvtepi32_epi16(rounded(second));
+    return reinterpret_cast<Vec>(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+  }
+  static Vec round_to_pairs(Vec low, Vec high) {
+    return reinterpret_cast<Vec>(
+        _mm512_or_si512(rounded(low), _mm512_slli_epi32(rounded(high), 16)));
+  }
+};
 
 struct EmulatedTiles {
   static constexpr int64_t row_bytes = 64, rows = 16;

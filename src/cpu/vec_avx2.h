@@ -6,7 +6,8 @@ constexpr int lanes = 8;
 #include "vec.h"
 
 struct Avx2 {
-  static constexpr int micro_rows = 4;
+  static constexpr int tile_vectors = 3, micro_rows = 4;
+  static constexpr int64_t key_block = 96, key_step = 2;
   static constexpr int wide_rows = 6, wide_vectors = 2;
   static constexpr int held_vectors = 2, value_sums = 8;
   static constexpr bool holds_value_rows = false;

@@ -51,7 +51,8 @@ struct BFloat16Pairs {
 };
 
 struct Avx512 {
-  static constexpr int micro_rows = 8;
+  static constexpr int tile_vectors = 3, micro_rows = 8;
+  static constexpr int64_t key_block = 96, key_step = 2;
   static constexpr int wide_rows = 6, wide_vectors = 4;
   static constexpr int held_vectors = 4, value_sums = 16;
   static constexpr bool holds_value_rows = true;

@@ -7,8 +7,12 @@ constexpr int lanes = 4;
 // What a set is tuned to and able to do. One that builds on another set's vectors derives from
 // its struct, and hides what differs.
 struct Generic {
-  // Rows of accumulators that fill the registers beside the three vectors of a tile.
-  static constexpr int micro_rows = 4;
+  // Vectors of queries in one tile, and rows of accumulators that fill the registers beside
+  // them.
+  static constexpr int tile_vectors = 3, micro_rows = 4;
+  // Keys of one block of attention, and of which multiple the first is: bfloat16 takes keys by
+  // twos.
+  static constexpr int64_t key_block = 96, key_step = 2;
   // The same for the backward's products, whose rows are as long as the head is wide.
   static constexpr int wide_rows = 6, wide_vectors = 2;
   // In decoding: vectors of each query that stay in registers while keys pass by, accumulators

@@ -24,7 +24,7 @@ constexpr double ln4 = 1.38629436111989062;
 struct PackedSource {
   explicit PackedSource(const MapView& view)
       : scores(pack_scores(view.query, view.key, view.mask, view.scoring, cpu_kernels())) {
-    static_cast<cpu::ScoreArgs&>(source) = scores.args;
+    static_cast<cpu::FloatScoreArgs&>(source) = scores.args;
     source.key = kernel_rows<const float>(scores.key);
     source.row_maximum = kernel_rows<const float>(view.statistics.maximum);
     source.row_factor = kernel_rows<const float>(view.statistics.factor);

@@ -127,7 +127,7 @@ void find_documents(const int32_t* queries, int64_t query_count, const int32_t* 
   for (int64_t j = 0; j < key_count; ++j) end[static_cast<size_t>(keys[j])] = 0;
 }
 
-void pack_documents(const ResolvedMask& resolved, const cpu::Kernels& kernels,
+void pack_documents(const ResolvedMask& resolved, const cpu::PairBlocks& kernels,
                     PackedMask& packed) {
   const auto numbers = number_documents(resolved);
   if (!numbers.defined() || numbers.numel() == 0) return;
@@ -184,7 +184,8 @@ int64_t stride_or_zero(const at::Tensor& tensor, int64_t dim) {
   return tensor.size(dim) > 1 ? tensor.stride(dim) : 0;
 }
 
-void pack_open_pairs(const at::Tensor& pairs, const cpu::Kernels& kernels, PackedMask& packed) {
+void pack_open_pairs(const at::Tensor& pairs, const cpu::PairBlocks& kernels,
+                     PackedMask& packed) {
   const int64_t n = pairs.size(0), h = pairs.size(1), l = pairs.size(2), s = pairs.size(3);
   const int64_t tiles = (l + kernels.tile - 1) / kernels.tile;
   const int64_t blocks = (s + kernels.key_block - 1) / kernels.key_block;
@@ -227,7 +228,7 @@ void pack_added(const ResolvedMask& resolved, PackedMask& packed) {
 
 }  // namespace
 
-PackedMask pack_mask(const ResolvedMask& resolved, const cpu::Kernels& kernels) {
+PackedMask pack_mask(const ResolvedMask& resolved, const cpu::PairBlocks& kernels) {
   PackedMask packed;
   cpu::KernelMask& mask = packed.mask;
   pack_band(resolved, packed);

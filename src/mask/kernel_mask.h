@@ -17,7 +17,7 @@ struct PackedMask {
 
 /// Merges the terms of one kind and packs pair masks into bits, for `kernels`. Nothing grows
 /// beyond the shape in which it was given: planes stay shared between samples and heads.
-PackedMask pack_mask(const ResolvedMask& mask, const cpu::Kernels& kernels);
+PackedMask pack_mask(const ResolvedMask& mask, const cpu::PairBlocks& kernels);
 
 /// All ids of a mask's documents, (N or 1, L + S) of queries and keys, numbered from 0 in their
 /// order, so that ids of any size fit; the second of two terms tells apart what the first

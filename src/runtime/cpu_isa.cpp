@@ -10,9 +10,14 @@
 
 #if MHA_X86_KERNELS
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 #include "cpu/kernels.h"
+#include "cpu/tile_kernels.h"
 #include "runtime/cpu_kernels.h"
 
 namespace mha {
@@ -39,24 +44,79 @@ bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 }
+
+// CPUID leaf 7, EDX bits 22 and 24: AMX_BF16 and AMX_TILE.
+bool cpu_has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+         __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 22 & 1) != 0 &&
+         (d >> 24 & 1) != 0;
+}
+
+// Whether the operating system saves tiles at a switch of threads: XCR0 bits 17 and 18.
+bool system_saves_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool can_ask = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 27 & 1) != 0;
+  if (!can_ask) return false;
+  unsigned low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low >> 17 & 3) == 3;
+}
+
+// Linux gives a process the tiles' 8 kB a thread once it asks; a child of `fork` has them too.
+bool linux_permits_tiles() {
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+
+std::string why_no_tiles() {
+  if (!cpu_has_amx()) return "";
+  if (!system_saves_tiles()) return "the operating system does not save tiles";
+  if (!linux_permits_tiles()) return "Linux refused the permission for tile data";
+  return "";
+}
+
+bool has_amx() {
+  return cpu_has_amx() && amx_refusal().empty();
+}
 #else
 #define MHA_IF_X86(function) nullptr
 #endif
+
+#if MHA_EMULATED_TILES
+#define MHA_IF_EMULATED(function) function
+#else
+#define MHA_IF_EMULATED(function) nullptr
+#endif
+
+const cpu::TileKernels* no_tiles() {
+  return nullptr;
+}
 
 struct KernelSet {
   CpuIsa isa;
   const char* name;
   bool (*cpu_has_it)();              // null where this build does not contain the kernels
   const cpu::Kernels* (*kernels)();  // likewise
+  const cpu::TileKernels* (*tile_kernels)() = no_tiles;
 };
 
-// One line an instruction set, narrowest first.
+// One line an instruction set, narrowest first: the last that can run is taken unasked.
 constexpr KernelSet kernel_sets[] = {
     {CpuIsa::generic, "generic", runs_everywhere, cpu::generic_kernels},
     {CpuIsa::avx2, "avx2", MHA_IF_X86(has_avx2), MHA_IF_X86(cpu::avx2_kernels)},
+    {CpuIsa::amx_emulated, "amx-emulated", MHA_IF_EMULATED(has_avx512),
+     MHA_IF_EMULATED(cpu::avx512_kernels), MHA_IF_EMULATED(cpu::amx_emulated_tile_kernels)},
     {CpuIsa::avx512, "avx512", MHA_IF_X86(has_avx512), MHA_IF_X86(cpu::avx512_kernels)},
+    {CpuIsa::amx, "amx", MHA_IF_X86(has_amx), MHA_IF_X86(cpu::avx512_kernels),
+     MHA_IF_X86(cpu::amx_tile_kernels)},
 };
 #undef MHA_IF_X86
+#undef MHA_IF_EMULATED
 
 const KernelSet* kernel_set(CpuIsa isa) {
   for (const KernelSet& set : kernel_sets) {
@@ -109,6 +169,15 @@ std::vector<CpuIsa> available_cpu_isas() {
   return available;
 }
 
+std::string amx_refusal() {
+#if MHA_X86_KERNELS
+  static const std::string reason = why_no_tiles();
+  return reason;
+#else
+  return "";
+#endif
+}
+
 CpuIsa cpu_isa() {
   return current_isa();
 }
@@ -122,6 +191,10 @@ namespace detail {
 
 const cpu::Kernels& cpu_kernels() {
   return *kernel_set(cpu_isa())->kernels();
+}
+
+const cpu::TileKernels* tile_kernels() {
+  return kernel_set(cpu_isa())->tile_kernels();
 }
 
 uint32_t dropout_threshold(double p) {

@@ -17,6 +17,11 @@ cpu::Rows<T> kernel_rows(const at::Tensor& tensor) {
   return {tensor.data_ptr<float>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
+/// The same in any storage.
+inline cpu::StoredRows stored_rows(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
 /// What a CPU tensor of float32 or a half type is stored as.
 inline cpu::Storage storage_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {

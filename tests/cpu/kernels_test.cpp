@@ -12,19 +12,26 @@ namespace {
 
 class KernelsTest : public test::EveryIsaTest {};
 
+template <typename Table>
+void expect_filled(const Table& table, CpuIsa isa) {
+  constexpr size_t count = sizeof(Table) / sizeof(void*);
+  static_assert(sizeof(Table) % sizeof(void*) == 0 && sizeof(int64_t) == sizeof(void*));
+  std::array<uintptr_t, count> words{};
+  std::memcpy(words.data(), &table, sizeof table);
+  for (size_t i = 0; i < count; ++i) EXPECT_NE(words[i], 0) << isa << ", member " << i;
+}
+
+// A set with matrix tiles has a table of those, beside one that it may share.
 TEST_F(KernelsTest, EveryInstructionSetFillsEveryMemberOfATableOfItsOwn) {
-  std::vector<const cpu::Kernels*> tables;
+  std::vector<const void*> tables;
   for (const CpuIsa isa : available_cpu_isas()) {
     set_cpu_isa(isa);
-    const cpu::Kernels& kernels = detail::cpu_kernels();
-    EXPECT_EQ(std::count(tables.begin(), tables.end(), &kernels), 0) << isa;
-    tables.push_back(&kernels);
-    constexpr size_t count = sizeof(cpu::Kernels) / sizeof(void*);
-    static_assert(sizeof(cpu::Kernels) % sizeof(void*) == 0 &&
-                  sizeof(int64_t) == sizeof(void*));
-    std::array<uintptr_t, count> words{};
-    std::memcpy(words.data(), &kernels, sizeof kernels);
-    for (size_t i = 0; i < count; ++i) EXPECT_NE(words[i], 0) << isa << ", member " << i;
+    const auto* tiles = detail::tile_kernels();
+    expect_filled(detail::cpu_kernels(), isa);
+    if (tiles) expect_filled(*tiles, isa);
+    const void* own = tiles ? static_cast<const void*>(tiles) : &detail::cpu_kernels();
+    EXPECT_EQ(std::count(tables.begin(), tables.end(), own), 0) << isa;
+    tables.push_back(own);
   }
 }
 

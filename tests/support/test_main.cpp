@@ -32,7 +32,7 @@ std::string kernels() {
   if (detail::plain_is_forced()) return "plain";
   std::string names = c10::str(cpu_isa());
 #if defined(__x86_64__)
-  if (cpu_isa() == CpuIsa::avx512 && __builtin_cpu_supports("avx512bf16"))
+  if (cpu_isa() >= CpuIsa::avx512 && __builtin_cpu_supports("avx512bf16"))
     names += " avx512_bf16";
 #endif
   return names;
