@@ -13,6 +13,10 @@ constexpr Kind kSelfAttention[] = {Kind::core_forward,          Kind::core_forwa
                                    Kind::core_backward,         Kind::module_forward,
                                    Kind::module_forward_causal, Kind::module_weights,
                                    Kind::module_train};
+constexpr Kind kBFloat16[] = {
+    Kind::core_forward,   Kind::core_forward_causal,   Kind::core_backward, Kind::projection,
+    Kind::module_forward, Kind::module_forward_causal, Kind::module_train};
+constexpr Kind kFloat16[] = {Kind::core_forward, Kind::module_forward};
 constexpr Shape kShapes[] = {
     {4, 20, 512, 8}, {8, 128, 768, 12}, {1, 512, 768, 12}, {1, 2048, 1024, 16}};
 constexpr Shape kLong = {1, 8192, 1024, 16};
@@ -44,10 +48,20 @@ const char* text(Kind kind) {
       return "module_train";
     case Kind::decode:
       return "decode";
+    case Kind::projection:
+      return "projection";
     case Kind::cross_decode:
       return "cross_decode";
   }
   TORCH_INTERNAL_ASSERT(false, "no such kind: ", static_cast<int>(kind));
+}
+
+/// These kinds on the four shapes.
+template <size_t N>
+void add(std::vector<Case>& cases, const Kind (&kinds)[N], at::ScalarType dtype) {
+  for (const Kind kind : kinds) {
+    for (const Shape& shape : kShapes) cases.push_back({kind, shape, dtype});
+  }
 }
 
 }  // namespace
@@ -93,6 +107,8 @@ double useful_flops(const Case& what) {
       return 3 * projections + 7 * product;
     case Kind::decode:
       return 2 * product / keys;
+    case Kind::projection:
+      return projections / 2;
     case Kind::cross_decode:
       return (projections / 2 + 2 * product) / keys;
   }
@@ -120,9 +136,7 @@ double map_bytes(const Case& what) {
 
 std::vector<Case> short_cases() {
   std::vector<Case> cases;
-  for (const Kind kind : kSelfAttention) {
-    for (const Shape& shape : kShapes) cases.push_back({kind, shape});
-  }
+  add(cases, kSelfAttention, at::kFloat);
   cases.push_back({Kind::decode, kDecoding});
   cases.push_back({Kind::cross_decode, kSpeech});
   return cases;
@@ -134,11 +148,9 @@ std::vector<Case> all_cases() {
     for (const Shape& shape : kShapes) cases.push_back({kind, shape});
     cases.push_back({kind, kLong});
   }
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    for (const Kind kind : {Kind::core_forward, Kind::module_forward}) {
-      for (const Shape& shape : kShapes) cases.push_back({kind, shape, dtype});
-    }
-  }
+  add(cases, {Kind::projection}, at::kFloat);
+  add(cases, kBFloat16, at::kBFloat16);
+  add(cases, kFloat16, at::kHalf);
   for (const Shape& shape : {Shape{4, 4096, 512, 8}, Shape{1, 4096, 768, 12},
                              Shape{8, 4096, 768, 12}, Shape{1, 4096, 1024, 16}}) {
     cases.push_back({Kind::decode, shape});

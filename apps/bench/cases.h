@@ -20,6 +20,7 @@ enum class Kind {
   module_weights,         ///< the module with the weights of every head
   module_train,           ///< forward and backward, gradients of input and parameters
   decode,                 ///< the function, one query over T keys
+  projection,             ///< the module's keys and values alone, split (`project_keys`)
   cross_decode,           ///< the module, one query over T keys projected once (`project_keys`)
 };
 
@@ -63,7 +64,7 @@ double map_bytes(const Case& what);
 /// server.
 std::vector<Case> short_cases();
 
-/// All kinds on all shapes, half precision, grouped heads and windows.
+/// All kinds on all shapes, most in bfloat16 too, float16, grouped heads and windows.
 std::vector<Case> all_cases();
 
 }  // namespace mha::bench

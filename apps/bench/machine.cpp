@@ -23,22 +23,34 @@ double seconds_now() {
   return std::chrono::duration<double>(now).count();
 }
 
-/// The median time of `repeats` calls of work(thread), made on all threads at once. What takes
-/// a part of the machine away for a while takes it from a case beside it too.
+/// The median time of calls of work(thread, round), made on all threads at once for about that
+/// many seconds, at least three times. What takes a part of the machine away for a while takes
+/// it from a case beside it too.
 template <typename Work>
-double median_seconds(int threads, int repeats, const Work& work) {
+double median_seconds(int threads, double seconds, const Work& work) {
+  constexpr size_t least = 3;
   const ThreadCount scope(threads);
   std::vector<double> times;
-  for (int repeat = 0; repeat < repeats; ++repeat) {
+  const double end = seconds_now() + seconds;
+  while (times.size() < least || seconds_now() < end) {
     const double start = seconds_now();
     at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
-      for (int64_t thread = first; thread < last; ++thread) work(thread);
+      for (int64_t thread = first; thread < last; ++thread) work(thread, times.size());
     });
     times.push_back(seconds_now() - start);
   }
-  const auto middle = times.begin() + repeats / 2;
+  const auto middle = times.begin() + static_cast<int64_t>(times.size() / 2);
   std::nth_element(times.begin(), middle, times.end());
   return *middle;
+}
+
+/// FLOP/s of a loop on that many threads together.
+double peak_of(const ProductLoop& loop, int threads, double seconds) {
+  constexpr int64_t rounds = 100000;  // some tenths of a millisecond, of tiles a few whole ones
+  const double one = median_seconds(threads, seconds, [&](int64_t, size_t) {
+    [[maybe_unused]] volatile float kept = loop.run(rounds);
+  });
+  return static_cast<double>(loop.flops_per_round * rounds * threads) / one;
 }
 
 /// The value of "key : value" in a file of such lines, "" if there is none.
@@ -116,29 +128,41 @@ double available_memory() {
          static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
-double fma_peak(int threads) {
-  constexpr int64_t rounds = 100000;  // a third of a millisecond, far above the start of a loop
-  const ProcessorLoops& loops = processor_loops();
-  const double seconds = median_seconds(threads, 60, [&](int64_t) {
-    [[maybe_unused]] volatile float kept = loops.multiply_add(rounds);
-  });
-  return static_cast<double>(loops.flops_per_round) * rounds * threads / seconds;
+double fma_peak(int threads, double seconds) {
+  return peak_of(processor_loops().multiply_add, threads, seconds);
 }
 
-double read_bandwidth(int threads) {
+BFloat16Peaks bfloat16_peaks(int threads, double seconds) {
+  const auto peak = [&](const ProductLoop& loop) {
+    return loop.run != nullptr ? std::optional(peak_of(loop, threads, seconds)) : std::nullopt;
+  };
+  return {peak(processor_loops().bfloat16_pairs), peak(processor_loops().bfloat16_tiles)};
+}
+
+double read_bandwidth(int threads, double seconds) {
   static const ReadBuffer buffer;  // kept: fresh memory can cost a second on a virtual machine
-  const int64_t part = buffer.size() / threads / 128 * 128;
-  const double seconds = median_seconds(threads, 3, [&](int64_t thread) {
-    [[maybe_unused]] volatile float kept =
-        processor_loops().sum(buffer.data() + thread * part, part);
+  // An eighth at a time, so that a part costs little and has left the caches when its turn
+  // comes again; the next call goes on where this one ends.
+  constexpr size_t parts = 8;
+  static size_t next = 0;
+  const int64_t share = buffer.size() / int64_t{parts} / threads / 128 * 128;
+  size_t rounds = 0;
+  const double one = median_seconds(threads, seconds, [&](int64_t thread, size_t round) {
+    const auto part = static_cast<int64_t>((next + round) % parts);
+    const float* data = buffer.data() + (part * threads + thread) * share;
+    [[maybe_unused]] volatile float kept = processor_loops().sum(data, share);
+    if (thread == 0) rounds = round + 1;
   });
-  return static_cast<double>(part) * threads * sizeof(float) / seconds;
+  next = (next + rounds) % parts;
+  return static_cast<double>(share * threads) * sizeof(float) / one;
 }
 
 double two_thread_scaling() {
   if (cpu_count() == 1) return 1;
   double best = 0;  // of a few tries: others can only take a thread's time away
-  for (int i = 0; i < 3; ++i) best = std::max(best, fma_peak(2) / fma_peak(1));
+  // A thread that was just started can share its starter's core for tens of milliseconds.
+  constexpr double settled = 0.1;
+  for (int i = 0; i < 3; ++i) best = std::max(best, fma_peak(2, settled) / fma_peak(1));
   return best;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace mha::bench {
@@ -30,13 +32,25 @@ double load_average();
 double available_memory();
 
 // The limits of the machine at this moment: clocks and neighbours change within a run, so these
-// are measured beside what is compared with them, and by their median, as a case is.
+// are measured beside what is compared with them, and by their median over about that many
+// seconds, as a case is.
 
-/// float32 FLOP/s of that many threads together, in some 20 ms.
-double fma_peak(int threads);
+/// float32 FLOP/s of that many threads together.
+double fma_peak(int threads, double seconds = 0.02);
 
-/// Bytes/s that so many threads read from memory together, in some 50 ms.
-double read_bandwidth(int threads);
+/// FLOP/s of products of bfloat16 with sums in float32, for each way in which the processor
+/// multiplies them; empty where it doesn't.
+struct BFloat16Peaks {
+  std::optional<double> pairs;  ///< VDPBF16PS, of AVX512_BF16
+  std::optional<double> tiles;  ///< TDPBF16PS, of AMX
+
+  /// An empty one is below any number.
+  std::optional<double> highest() const { return std::max(pairs, tiles); }
+};
+BFloat16Peaks bfloat16_peaks(int threads, double seconds = 0.02);
+
+/// Bytes/s that so many threads read from memory together.
+double read_bandwidth(int threads, double seconds = 0.05);
 
 /// The peak of two threads over that of one, near 2 if they get a core each; 1 if there is one
 /// CPU only.

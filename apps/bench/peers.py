@@ -4,8 +4,9 @@
     python3 apps/bench/peers.py [--threads 1] [--case 'module_forward 1x2048'] [--mha PATH]
 
 Each case runs in turn on ours and on every peer, several rounds, on the same number of threads,
-and each peer in the fastest form that gives the answer. The packages are installed from PyPI into
-build/peers-venv, torch with the arguments in MHA_TORCH_PIP_ARGS (a CPU-only index, say).
+and each peer in the fastest form that gives the answer. A peer's packages are installed from PyPI
+into build/peers-venv or the environment in --venv, if they are missing there; torch with the
+arguments in MHA_TORCH_PIP_ARGS (a CPU-only index, say).
 """
 
 import argparse
@@ -18,41 +19,56 @@ import sys
 import venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-VENV = ROOT / "build" / "peers-venv"
-PYTHON = VENV / "bin" / "python"
-PACKAGES = ["onnx", "onnxruntime", "openvino", "jax"]
-TORCH = "torch==2.13.0"
+# What a peer needs besides onnx, in which the graphs are written.
+PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "jax": "jax",
+            "torch": "torch==2.13.0"}
 
+NOT_HERE = "not here"  # as peer_worker.py says it
 PEERS = {"onnxruntime": "ORT", "openvino": "OpenVINO", "jax": "JAX", "torch": "torch"}
 # Not 1x8192: peers that form its maps take minutes a turn.
 SHAPES = [(4, 20, 512, 8), (8, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 1024, 16)]
-# Kind, shape and key/value heads.
+MODULE = ["module_forward", "module_forward_causal", "module_train"]
+# Kind, shape, key/value heads and dtype.
 CASES = [
-    (kind, shape, shape[-1])
-    for kind in ("core_forward", "core_forward_causal", "module_forward", "module_forward_causal")
+    (kind, shape, shape[-1], dtype)
+    for kinds, dtype in [(["core_forward", "core_forward_causal", *MODULE], "float32"),
+                         (MODULE, "bfloat16")]
+    for kind in kinds
     for shape in SHAPES
 ]
 CASES += [
-    ("decode", (batch, 4096, 4096, 32), kv_heads) for batch, kv_heads in [(1, 32), (1, 8), (8, 8)]
+    ("decode", (batch, 4096, 4096, 32), kv_heads, "float32")
+    for batch, kv_heads in [(1, 32), (1, 8), (8, 8)]
 ]
 
 
 def name_of(case):
-    kind, shape, kv_heads = case
+    kind, shape, kv_heads, dtype = case
     grouped = f" {kv_heads}kv" if kv_heads != shape[-1] else ""
-    return f"{kind} {'x'.join(map(str, shape))}{grouped}"
+    half = f" {dtype}" if dtype != "float32" else ""
+    return f"{kind} {'x'.join(map(str, shape))}{grouped}{half}"
 
 
-def prepare_venv():
-    names = [package.split("==")[0] for package in [TORCH, *PACKAGES]]
+NAME_WIDTH = max(len(name_of(case)) for case in CASES)
+
+
+def prepared_python(folder, peers):
+    """The interpreter of an environment with the packages of these peers."""
+    python = folder / "bin" / "python"
+    packages = ["onnx", *(PACKAGES[peer] for peer in peers)]
+    names = [package.split("==")[0] for package in packages]
     check = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    if PYTHON.exists() and subprocess.run([PYTHON, "-c", check, *names]).returncode == 0:
-        return
-    print(f"installing the peers in {VENV}", file=sys.stderr)
-    venv.create(VENV, with_pip=True)
-    pip = [PYTHON, "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, *os.environ.get("MHA_TORCH_PIP_ARGS", "").split(), TORCH], check=True)
-    subprocess.run([*pip, *PACKAGES], check=True)
+    if python.exists() and subprocess.run([python, "-c", check, *names]).returncode == 0:
+        return python
+    print(f"installing the peers in {folder}", file=sys.stderr)
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    # torch first: arguments for it, such as an index, are not for the others.
+    for package in sorted(packages, key=lambda package: not package.startswith("torch=")):
+        arguments = os.environ.get("MHA_TORCH_PIP_ARGS", "") if "torch=" in package else ""
+        command = [python, "-m", "pip", "install", "--quiet", *arguments.split(), package]
+        subprocess.run(command, check=True)
+    return python
 
 
 def environment(threads):
@@ -68,11 +84,11 @@ def environment(threads):
 class Peer:
     """A peer in a process that lives for all cases."""
 
-    def __init__(self, name, threads):
+    def __init__(self, name, python, threads):
         worker = pathlib.Path(__file__).with_name("peer_worker.py")
         self.name = name
         self.process = subprocess.Popen(
-            [PYTHON, worker, name, str(threads)],
+            [python, worker, name, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -87,8 +103,8 @@ class Peer:
         return json.loads(line)
 
     def measure(self, case, seconds):
-        kind, shape, kv_heads = case
-        request = {"case": kind, "shape": [*shape, kv_heads], "seconds": seconds}
+        kind, shape, kv_heads, dtype = case
+        request = {"case": kind, "shape": [*shape, kv_heads], "dtype": dtype, "seconds": seconds}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return self.answer()
 
@@ -118,14 +134,16 @@ def compare(program, case, peers, arguments):
     return ours, theirs, forms, machines
 
 
-def table_line(case, ours, theirs, statistic):
+def table_line(case, ours, theirs, forms, statistic):
     pick = {"median": statistics.median, "min": min}[statistic]
     our_ms = pick([result[f"ms_{statistic}"] for result in ours])
-    # Of the FMA peak, for decode of the read bandwidth, each measured in turn with its case.
+    # Of the FMA peak, for decode of the read bandwidth, each measured around its case.
     limit = statistics.median(r["fraction_of_peak"] * r["ms_median"] for r in ours) / our_ms
-    cells = [f"{name_of(case):<38}{our_ms:>10.4g}{100 * limit:>6.0f}%"]
+    cells = [f"{name_of(case):<{NAME_WIDTH}}{our_ms:>10.4g}{100 * limit:>6.0f}%"]
     for peer in PEERS:
         ratio = f"{pick(theirs[peer]) / our_ms:.2f}x" if theirs.get(peer) else "-"
+        if forms.get(peer) == NOT_HERE:
+            ratio = NOT_HERE
         cells.append(f"{ratio:>10}")
     for peer in ("builtin", "sdpa"):
         ratios = [result[f"ratio_to_{peer}"] for result in ours]
@@ -139,6 +157,8 @@ def main():
     parser.add_argument("--mha", default=ROOT / "build" / "release" / "apps" / "mha",
                         help="the program; default: that of the release build")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--venv", type=pathlib.Path, default=ROOT / "build" / "peers-venv",
+                        help="the Python environment of the peers; made if there is none")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=3, help="turns of ours and all peers")
@@ -153,15 +173,15 @@ def main():
     if not pathlib.Path(arguments.mha).exists():
         parser.error(f"--mha: expected the built program, found no {arguments.mha}")
 
-    prepare_venv()
-    peers = [Peer(name, arguments.threads) for name in arguments.peers]
+    python = prepared_python(arguments.venv, arguments.peers)
+    peers = [Peer(name, python, arguments.threads) for name in arguments.peers]
     versions = ", ".join(f"{PEERS[peer.name]} {peer.version}" for peer in peers)
     lines, forms, machines = [], [], []
     for index, case in enumerate(cases):
         print(f"{index + 1}/{len(cases)} {name_of(case)}", file=sys.stderr)
         ours, theirs, used, seen = compare(arguments.mha, case, peers, arguments)
         machines += seen
-        lines.append(table_line(case, ours, theirs, arguments.statistic))
+        lines.append(table_line(case, ours, theirs, used, arguments.statistic))
         forms.append(f"{name_of(case)}: " + ", ".join(
             f"{PEERS[peer]} {form}" for peer, form in used.items()))
 
@@ -175,11 +195,13 @@ def main():
     scaling = max(machines, key=lambda machine: machine["two_thread_scaling"])
     if not scaling["two_threads_scale"]:
         print(f"two threads reach only {scaling['two_thread_scaling']:.2f} times one's peak here")
-    print(f"\n{'case (BxTxDxH)':<38}{'ms ' + arguments.statistic:>10}{'limit':>7}"
+    print(f"\n{'case (BxTxDxH)':<{NAME_WIDTH}}{'ms ' + arguments.statistic:>10}{'limit':>7}"
           + "".join(f"{name:>10}" for name in [*PEERS.values(), "built-in", "SDPA"]))
     print("\n".join(lines))
-    print("\nA peer's time over ours: above 1 mha is faster. built-in and SDPA are LibTorch's in "
-          "C++,\nin the process of ours. The form of each peer that was fastest:")
+    print("\nlimit: our share of the float32 FMA peak, for decode of the read bandwidth. Then a "
+          "peer's time\nover ours: above 1 mha is faster; not here: it would compute in another "
+          "precision on this CPU.\nbuilt-in and SDPA are LibTorch's in C++, in the process of "
+          "ours. The form of each peer that was\nfastest:")
     print("\n".join(forms))
 
 

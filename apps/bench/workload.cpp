@@ -38,7 +38,7 @@ at::Tensor torch_sdpa(const at::Tensor& query, const at::Tensor& key, const at::
 #endif
 }
 
-/// Without gradients.
+/// Without gradients, of a function with a result or several.
 template <typename Run>
 Computation forward(Run run) {
   Computation computation;
@@ -136,6 +136,31 @@ at::Tensor project(const torch::nn::Linear& linear, const at::Tensor& tokens) {
   return at::linear(tokens, linear->weight, linear->bias);
 }
 
+/// (B, T, D) -> (B, H, T, D), heads outside, as keys are cached.
+at::Tensor projected_heads(const torch::nn::Linear& linear, const at::Tensor& tokens,
+                           int64_t heads) {
+  return split_heads(project(linear, tokens), heads).contiguous();
+}
+
+/// The only projections that a caller can have without attention. Both sides leave the heads as
+/// decoding reads them: of the time that is the small part that isn't the products'.
+Workload projection_workload(const Case& what) {
+  const auto [batch, length, d_model, heads] = what.shape;
+  MultiHeadAttention module(MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype));
+  module->eval();
+  const at::Tensor x =
+      at::randn({batch, length, d_model}, at::TensorOptions().dtype(what.dtype));
+  Workload workload;
+  workload.ours = forward([module, x, room = KVCacheOptions().capacity(length)]() mutable {
+    const KVCache memory = module->project_keys(x, {}, room);
+    return Tensors{memory.key(), memory.value()};
+  });
+  workload.sdpa = forward([module, x, h = heads] {
+    return Tensors{projected_heads(module->W_k, x, h), projected_heads(module->W_v, x, h)};
+  });
+  return workload;
+}
+
 /// One query over a memory that was projected once; the built-in projects it each time.
 Workload memory_workload(const Case& what) {
   const auto [batch, length, d_model, heads] = what.shape;
@@ -148,8 +173,8 @@ Workload memory_workload(const Case& what) {
   const at::Tensor tokens = at::randn({batch, length, d_model}, options);
   const c10::NoGradGuard no_grad;
   const KVCache memory = module->project_keys(tokens);
-  const at::Tensor k = split_heads(project(module->W_k, tokens), heads).contiguous();
-  const at::Tensor v = split_heads(project(module->W_v, tokens), heads).contiguous();
+  const at::Tensor k = projected_heads(module->W_k, tokens, heads);
+  const at::Tensor v = projected_heads(module->W_v, tokens, heads);
 
   Workload workload;
   const auto call = CallOptions().memory(memory).weights(Weights::none);
@@ -250,6 +275,7 @@ bool computes(Side side, Kind kind) {
     case Kind::core_forward_window:
     case Kind::core_backward:
     case Kind::decode:
+    case Kind::projection:
       return side != Side::builtin;
     case Kind::module_weights:
       return side != Side::sdpa;
@@ -266,7 +292,8 @@ const Computation* Workload::side(Side side) const {
 
 Workload make_workload(const Case& what) {
   at::manual_seed(0);
-  const Workload workload = what.kind == Kind::cross_decode      ? memory_workload(what)
+  const Workload workload = what.kind == Kind::projection        ? projection_workload(what)
+                            : what.kind == Kind::cross_decode    ? memory_workload(what)
                             : computes(Side::builtin, what.kind) ? module_workload(what)
                                                                  : core_workload(what);
   for (const Side side : kSides) {

@@ -14,15 +14,16 @@ namespace mha::bench {
 enum class Side {
   ours,
   builtin,  ///< torch::nn::MultiheadAttention, on input that is sequence-first already
-  sdpa,     ///< at::scaled_dot_product_attention; for the module between four at::linear
+  sdpa,     ///< at::scaled_dot_product_attention; for the module between four at::linear, for
+            ///< `projection` two of these alone
 };
 constexpr Side kSides[] = {Side::ours, Side::builtin, Side::sdpa};
 
 /// "mha", "builtin" or "sdpa".
 const char* name_of(Side side);
 
-/// Whether that side computes such a thing: the built-in has no function on split heads, SDPA
-/// no weights.
+/// Whether that side computes such a thing: the built-in has no function on split heads and
+/// none that projects alone, SDPA no weights.
 bool computes(Side side, Kind kind);
 
 /// What one side does to compute a case, on input that is ready.
