@@ -13,10 +13,13 @@ import re
 import sys
 import xml.etree.ElementTree
 
-SETS = ["generic", "avx2", "avx512", "avx512_bf16", "plain"]
+SETS = ["generic", "avx2", "avx512", "avx512_bf16", "amx-emulated", "amx", "plain"]
 
 # Why there may be no run at all.
-ABSENT = {"avx512_bf16": "this CPU cannot", "plain": "not under sanitizers"}
+ABSENT = {
+    "avx512_bf16": "this CPU cannot, or not faster than float32",
+    "plain": "not under sanitizers",
+}
 
 
 def runs_of(path):
@@ -28,7 +31,7 @@ def runs_of(path):
             continue
         output = case.findtext("system-out") or ""
         found = re.search(r"^kernels: (.+)$", output, re.MULTILINE)
-        reason = re.search(r"^not run: \w+: (.*)$", output, re.MULTILINE)
+        reason = re.search(r"^not run: [\w-]+: (.*)$", output, re.MULTILINE)
         yield (
             found.group(1).split() if found else [named or "unknown"],
             name,

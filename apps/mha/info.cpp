@@ -27,12 +27,23 @@ struct Kernel {
   bool active;
 };
 
+const char* what_of(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::amx:
+      return "fused; float32 on the CPU, bfloat16 on its matrix tiles";
+    case CpuIsa::amx_emulated:
+      return "fused; as amx, for tests";
+    default:
+      return "fused; float32 on the CPU";
+  }
+}
+
 /// Every way in which attention is computed, the one in use marked active.
 std::vector<Kernel> kernels() {
   const bool plain = detail::plain_is_forced();
   std::vector<Kernel> kernels;
   for (const CpuIsa isa : available_cpu_isas()) {
-    kernels.push_back({c10::str(isa), "fused; float32 on the CPU", !plain && isa == cpu_isa()});
+    kernels.push_back({c10::str(isa), what_of(isa), !plain && isa == cpu_isa()});
   }
   kernels.push_back({"plain", "composition in ATen calls; for all else", plain});
   return kernels;
@@ -52,7 +63,7 @@ nlohmann::ordered_json information() {
     kernel_list.push_back(
         {{"name", kernel.name}, {"what", kernel.what}, {"active", kernel.active}});
   }
-  return {
+  nlohmann::ordered_json info{
       {"version", version()},
       {"libtorch",
        {{"compiled", torch_version()},
@@ -63,6 +74,8 @@ nlohmann::ordered_json information() {
       {"default_dtype", dtype_text(c10::get_default_dtype_as_scalartype())},
       {"kernels", kernel_list},
   };
+  if (!amx_refusal().empty()) info["amx_refused"] = amx_refusal();
+  return info;
 }
 
 std::string explanation_text(const nlohmann::ordered_json& explanation) {
@@ -91,6 +104,9 @@ std::string text(const nlohmann::ordered_json& info) {
     line(name, fmt::format("{} {}: {}", kernel["active"].get<bool>() ? "*" : " ",
                            value(kernel["name"]), value(kernel["what"])));
     name = "";
+  }
+  if (info.contains("amx_refused")) {
+    line("", "  amx: not used, " + value(info["amx_refused"]));
   }
   return lines + "                 (* active)\n";
 }

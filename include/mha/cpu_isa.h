@@ -11,7 +11,7 @@ enum class CpuIsa {
   generic,       ///< what every CPU of the architecture has
   avx2,          ///< AVX2, FMA and F16C
   amx_emulated,  ///< what `amx` does, in AVX-512: slow, for tests, in builds with them only
-  avx512,        ///< AVX-512 F, VL, DQ and BW; AVX512_BF16 too where the CPU has it
+  avx512,        ///< AVX-512 F, VL, DQ and BW; AVX512_BF16 too where it is faster
   amx,           ///< the same, and bfloat16 on matrix tiles: AMX_TILE and AMX_BF16
 };
 std::ostream& operator<<(std::ostream& stream, CpuIsa isa);

@@ -31,12 +31,15 @@ class InstructionSetsTest(unittest.TestCase):
                 case("a.on_generic", "run", "kernels: generic"),
                 case("a.on_avx2", "notrun", "not run: avx2: the widest here"),
                 case("a.on_avx512", "notrun", "not run: avx512: this CPU cannot"),
+                case("a.on_amx-emulated", "run", "kernels: amx-emulated"),
+                case("a.on_amx", "notrun", "not run: amx: this CPU cannot"),
                 case("a.on_plain", "run", "kernels: plain"),
                 case("unrelated", "fail", ""),
             ]),
             ["generic: 1 runs", "avx2: 1 runs",
-             "avx512: NOT RUN: this CPU cannot", "avx512_bf16: NOT RUN: this CPU cannot",
-             "plain: 1 runs"])
+             "avx512: NOT RUN: this CPU cannot",
+             "avx512_bf16: NOT RUN: this CPU cannot, or not faster than float32",
+             "amx-emulated: 1 runs", "amx: NOT RUN: this CPU cannot", "plain: 1 runs"])
 
     def test_what_failed_or_ended_early_is_named(self):
         lines = summary([

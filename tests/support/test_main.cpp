@@ -12,6 +12,7 @@
 #include <string>
 
 #include "runtime/attention_path.h"
+#include "runtime/cpu_kernels.h"
 
 namespace mha::test {
 namespace {
@@ -26,15 +27,21 @@ std::string reason_to_skip(const std::string& set) {
   return is_available ? "" : "this CPU cannot";
 }
 
-/// "plain", or the instruction set in use, and the extension that it takes where the CPU has
-/// it.
+/// Whether the kernels in use multiply bfloat16 by twos.
+bool multiplies_pairs() {
+  cpu::AttentionForward args;
+  args.storage = cpu::Storage::bfloat16;
+  args.query_is_bfloat16 = true;
+  args.head_dim = 16;
+  return detail::cpu_kernels().can_dot(args);
+}
+
+/// "plain", or the instruction set in use, and the extension that it takes where that is
+/// faster.
 std::string kernels() {
   if (detail::plain_is_forced()) return "plain";
   std::string names = c10::str(cpu_isa());
-#if defined(__x86_64__)
-  if (cpu_isa() >= CpuIsa::avx512 && __builtin_cpu_supports("avx512bf16"))
-    names += " avx512_bf16";
-#endif
+  if (multiplies_pairs()) names += " avx512_bf16";
   return names;
 }
 
