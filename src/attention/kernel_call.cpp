@@ -4,9 +4,11 @@
 
 #include <utility>
 
+#include "attention/forward_args.h"
 #include "attention/mask_gradients.h"
 #include "attention/packed_scores.h"
 #include "attention/tile_call.h"
+#include "attention/widened_call.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/huge_pages.h"
 #include "runtime/kernel_rows.h"
@@ -16,66 +18,6 @@
 
 namespace mha::detail {
 namespace {
-
-// Memory laid out as (N, T, H, D), seen as (N, H, T, D), so that merging the heads is free.
-at::Tensor merged_heads(int64_t n, int64_t h, int64_t t, int64_t d,
-                        Lifetime lifetime = Lifetime::kept) {
-  return allocated({n, t, h, d}, lifetime).transpose(1, 2);
-}
-
-// A forward without results, and what keeps its memory alive. The query is float32; whether it
-// was bfloat16 is for the caller to say.
-struct ForwardArgs {
-  PackedScores scores;
-  at::Tensor value, sinks;
-  cpu::AttentionForward args{};
-};
-
-ForwardArgs forward_args(const at::Tensor& query, const at::Tensor& key,
-                         const at::Tensor& value, const ResolvedMask& mask,
-                         const AttentionCall& call, const cpu::Kernels& kernels) {
-  ForwardArgs found{
-      pack_scores(query, key, mask, call.scoring, kernels), kernel_view(value), {}, {}};
-  cpu::AttentionForward& args = found.args;
-  static_cast<cpu::FloatScoreArgs&>(args) = found.scores.args;
-  args.value_dim = value.size(3);
-  found.sinks = float_sinks(call.scoring);
-  if (found.sinks.defined()) args.sinks = found.sinks.data_ptr<float>();
-  args.storage = storage_of(key);
-  args.key = stored_rows(found.scores.key);
-  args.value = stored_rows(found.value);
-  args.dropout = kernel_dropout(call);
-  args.averaged = call.weights == Weights::averaged;
-  args.weights_after_dropout = call.weights_after_dropout;
-  return found;
-}
-
-void add_output(Lifetime lifetime, cpu::AttentionForward& args, KernelResult& result) {
-  result.output = merged_heads(args.batch, args.heads, args.queries, args.value_dim, lifetime);
-  prefer_huge_pages(result.output.data_ptr(), result.output.nbytes());
-  args.output = kernel_rows<float>(result.output);
-}
-
-void add_weights(Weights wanted, cpu::AttentionForward& args, KernelResult& result) {
-  const int64_t n = args.batch, h = args.heads, l = args.queries, s = args.keys;
-  if (wanted == Weights::none) return;
-  if (wanted == Weights::averaged) {
-    result.weights = uncomputed({n, l, s}, at::kFloat);
-    args.weights = {result.weights.data_ptr<float>(), l * s, 0, s};
-  } else {
-    result.weights = uncomputed({n, h, l, s}, at::kFloat);
-    args.weights = kernel_rows<float>(result.weights);
-  }
-  prefer_huge_pages(result.weights.data_ptr(), result.weights.nbytes());
-}
-
-void add_statistics(cpu::AttentionForward& args, KernelResult& result) {
-  auto& [maximum, factor] = result.statistics;
-  maximum = uncomputed({args.batch, args.heads, args.queries}, at::kFloat);
-  factor = uncomputed(maximum.sizes(), at::kFloat);
-  args.row_maximum = maximum.data_ptr<float>();
-  args.row_factor = factor.data_ptr<float>();
-}
 
 bool all_bfloat16(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   return query.scalar_type() == at::kBFloat16 && key.scalar_type() == at::kBFloat16 &&
@@ -183,6 +125,9 @@ KernelResult kernel_forward(const at::Tensor& query, const at::Tensor& key,
                             const AttentionCall& call) {
   const ForwardKernel kernel = choose_forward_kernel(query, key, value, mask, call);
   if (kernel == ForwardKernel::matrix_tiles) return tile_forward(query, key, value, mask, call);
+  if (kernel == ForwardKernel::widened_tiles && widens_by_head(query, key, value, call)) {
+    return forward_by_head(query, key, value, mask, call);
+  }
   const cpu::Kernels& kernels = cpu_kernels();
   auto prepared = forward_args(query.to(at::kFloat), key, value, mask, call, kernels);
   cpu::AttentionForward& args = prepared.args;

@@ -273,6 +273,12 @@ struct Kernels : PairBlocks {
   /// Tokens of one task of `normalise`, numbered likewise.
   int64_t norm_tokens;
   void (*normalise)(const NormArgs&, int64_t index);
+  /// Widens `count` rows of a half type, `stride` numbers apart, to contiguous ones; and the
+  /// way back, rounded to the nearest.
+  void (*widen_rows)(Storage, const void* rows, int64_t stride, int64_t count, int64_t columns,
+                     float* to);
+  void (*round_rows)(Storage, const float* rows, int64_t count, int64_t columns, void* to,
+                     int64_t stride);
   /// What dropout multiplies `rows` rows of weights by, into factors[row][key].
   void (*dropout_factors)(uint64_t seed, int64_t first_row, int64_t rows, int64_t keys,
                           uint32_t threshold, float factor, float* factors);

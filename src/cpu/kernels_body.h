@@ -23,6 +23,7 @@
 #include "linear.h"
 #include "rotary.h"
 #include "head_norm.h"
+#include "half_rows.h"
 #include "finite.h"
 // clang-format on
 
@@ -54,6 +55,8 @@ constexpr Kernels make_kernels() {
   kernels.rotate = rotate;
   kernels.norm_tokens = norm_tokens;
   kernels.normalise = normalise;
+  kernels.widen_rows = widen_rows;
+  kernels.round_rows = round_rows;
   kernels.dropout_factors = dropout_factors;
   kernels.all_finite = all_finite;
   kernels.map_scratch = map_scratch;
