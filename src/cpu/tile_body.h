@@ -18,6 +18,7 @@
 #include "tile_scores.h"
 #include "tile_forward.h"
 #include "tile_backward.h"
+#include "tile_linear.h"
 // clang-format on
 
 // By name: two of them may have one type.
@@ -35,5 +36,10 @@ constexpr TileKernels make_tile_kernels() {
   kernels.backward_scratch = backward_scratch;
   kernels.backward_chunks = backward_chunks;
   kernels.backward = backward;
+  kernels.side_size = side_size;
+  kernels.pack_side = pack_side;
+  kernels.product_scratch = product_scratch;
+  kernels.multiply_sides = multiply_sides;
+  kernels.sum_columns = sum_columns;
   return kernels;
 }

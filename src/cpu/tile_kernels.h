@@ -4,6 +4,7 @@
 // kernels.h: pointers, sizes and strides, no Torch.
 
 #include "kernels.h"
+#include "tile_product.h"
 
 namespace mha::cpu {
 
@@ -56,6 +57,17 @@ struct TileKernels : PairBlocks {
   int64_t (*backward_chunks)(const TileBackward&);
   /// Computes tasks [begin, end) of batch * kv_heads * chunks.
   void (*backward)(const TileBackward&, int64_t begin, int64_t end, float* scratch);
+  /// Numbers of a packed side of a product; `count` is its rows on the left, its columns on the
+  /// right. 64-byte aligned.
+  int64_t (*side_size)(int64_t count, int64_t depth);
+  /// Packs one block of 32 rows of a left side, or of 32 columns of a right one.
+  void (*pack_side)(const TileSide&, int64_t block, BFloat16* packed);
+  /// Floats of scratch for `multiply_sides`, and what computes some blocks of a product: the
+  /// same bits however they are split.
+  int64_t (*product_scratch)(int64_t depth, const TileBlocks&);
+  void (*multiply_sides)(const TileProduct&, const TileBlocks&, float* scratch);
+  /// The sums of one block of 32 columns over all rows, rounded once, into sums[column].
+  void (*sum_columns)(const TileMatrix<const BFloat16>&, int64_t block, BFloat16* sums);
 };
 
 // Their entries. Only a CPU that can run a set may call its own; the emulation needs AVX-512.
