@@ -143,6 +143,20 @@ struct LinearArgs {
   int64_t group, output_group;
 };
 
+/// output[m][c] = sum over k of a[m * a_m + k * a_k] * panel[k * panel_stride + c], or added to
+/// what is there. Each is one running sum, so a long one is for the caller to split.
+struct PanelProduct {
+  int64_t rows, columns, depth;  // at most `tile` columns
+  const float* a;
+  int64_t a_m, a_k;
+  /// As `copy_panel` left it; or any rows, if `columns` is a multiple of 16.
+  const float* panel;
+  int64_t panel_stride;
+  float* output;
+  int64_t output_stride;
+  bool adds;
+};
+
 /// Turns pairs of elements of rows (batch, heads, tokens, head_dim), into rows of the same
 /// storage that may be the same memory: a' = a cos - b sin, b' = b cos + a sin.
 struct RotaryArgs {
@@ -259,6 +273,12 @@ struct Kernels {
                       float* packed);
   /// Computes rows [begin, end) of the `tile` columns from panel * tile on.
   void (*linear)(const LinearArgs&, int64_t panel, int64_t begin, int64_t end);
+  /// panel[row][tile] = from[row * stride], `columns` of each row, at most `tile`, then zeros.
+  void (*copy_panel)(const float* from, int64_t stride, int64_t rows, int64_t columns,
+                     float* panel);
+  /// sums[c] = the sum over a panel's rows, or added to what is there.
+  void (*sum_panel)(const float* panel, int64_t rows, int64_t columns, bool adds, float* sums);
+  void (*multiply_panel)(const PanelProduct&);
   /// Tokens of one task of `rotate`, and what computes one of batch * ceil(tokens / that).
   int64_t rotary_tokens;
   void (*rotate)(const RotaryArgs&, int64_t index);
