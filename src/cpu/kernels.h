@@ -132,7 +132,6 @@ struct LinearArgs {
   int64_t rows, inner, columns;
   const float* input;
   int64_t input_stride;
-  const float* packed;          // the weight, as `pack_weight` left it
   const float* bias = nullptr;  // (columns); null: none
   /// Row r goes to output + (r / rows_per_sample) * output_n + (r % rows_per_sample) *
   /// output_t.
@@ -271,8 +270,10 @@ struct Kernels {
   /// Packs a weight (columns, inner) whose rows are `stride` apart.
   void (*pack_weight)(const float* weight, int64_t stride, int64_t inner, int64_t columns,
                       float* packed);
-  /// Computes rows [begin, end) of the `tile` columns from panel * tile on.
-  void (*linear)(const LinearArgs&, int64_t panel, int64_t begin, int64_t end);
+  /// Computes rows [begin, end) of the `tile` columns from index * tile on, `panel` being their
+  /// rows of the weight as `pack_weight` left them.
+  void (*linear)(const LinearArgs&, const float* panel, int64_t index, int64_t begin,
+                 int64_t end);
   /// panel[row][tile] = from[row * stride], `columns` of each row, at most `tile`, then zeros.
   void (*copy_panel)(const float* from, int64_t stride, int64_t rows, int64_t columns,
                      float* panel);
