@@ -136,7 +136,6 @@ struct LinearArgs {
   int64_t rows, inner, columns;
   const float* input;
   int64_t input_stride;
-  const float* packed;          // the weight, as `pack_weight` left it
   const float* bias = nullptr;  // (columns); null: none
   /// Row r goes to output + (r / rows_per_sample) * output_n + (r % rows_per_sample) *
   /// output_t.
@@ -145,6 +144,20 @@ struct LinearArgs {
   /// Column c goes to (c / group) * output_group + c % group of its row. `group` is a multiple
   /// of 16, or all columns.
   int64_t group, output_group;
+};
+
+/// output[m][c] = sum over k of a[m * a_m + k * a_k] * panel[k * panel_stride + c], or added to
+/// what is there. Each is one running sum, so a long one is for the caller to split.
+struct PanelProduct {
+  int64_t rows, columns, depth;  // at most `tile` columns
+  const float* a;
+  int64_t a_m, a_k;
+  /// As `copy_panel` left it; or any rows, if `columns` is a multiple of 16.
+  const float* panel;
+  int64_t panel_stride;
+  float* output;
+  int64_t output_stride;
+  bool adds;
 };
 
 /// Turns pairs of elements of rows (batch, heads, tokens, head_dim), into rows of the same
@@ -265,8 +278,16 @@ struct Kernels : PairBlocks {
   /// Packs a weight (columns, inner) whose rows are `stride` apart.
   void (*pack_weight)(const float* weight, int64_t stride, int64_t inner, int64_t columns,
                       float* packed);
-  /// Computes rows [begin, end) of the `tile` columns from panel * tile on.
-  void (*linear)(const LinearArgs&, int64_t panel, int64_t begin, int64_t end);
+  /// Computes rows [begin, end) of the `tile` columns from index * tile on, `panel` being their
+  /// rows of the weight as `pack_weight` left them.
+  void (*linear)(const LinearArgs&, const float* panel, int64_t index, int64_t begin,
+                 int64_t end);
+  /// panel[row][tile] = from[row * stride], `columns` of each row, at most `tile`, then zeros.
+  void (*copy_panel)(const float* from, int64_t stride, int64_t rows, int64_t columns,
+                     float* panel);
+  /// sums[c] = the sum over a panel's rows, or added to what is there.
+  void (*sum_panel)(const float* panel, int64_t rows, int64_t columns, bool adds, float* sums);
+  void (*multiply_panel)(const PanelProduct&);
   /// Tokens of one task of `rotate`, and what computes one of batch * ceil(tokens / that).
   int64_t rotary_tokens;
   void (*rotate)(const RotaryArgs&, int64_t index);

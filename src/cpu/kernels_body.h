@@ -21,6 +21,7 @@
 #include "attention_backward.h"
 #include "attention_map.h"
 #include "linear.h"
+#include "panel_product.h"
 #include "rotary.h"
 #include "head_norm.h"
 #include "half_rows.h"
@@ -51,6 +52,9 @@ constexpr Kernels make_kernels() {
   kernels.packed_size = packed_size;
   kernels.pack_weight = pack_weight;
   kernels.linear = linear;
+  kernels.copy_panel = copy_panel;
+  kernels.sum_panel = sum_panel;
+  kernels.multiply_panel = multiply_panel;
   kernels.rotary_tokens = rotary_tokens;
   kernels.rotate = rotate;
   kernels.norm_tokens = norm_tokens;

@@ -68,12 +68,12 @@ static void linear_panel(const LinearArgs& args, const Panel& panel, int64_t beg
   for (; row < end; ++row) linear_rows<1, V>(args, panel, row);
 }
 
-static void linear(const LinearArgs& args, int64_t panel_index, int64_t row_begin,
-                   int64_t row_end) {
-  const int64_t first = panel_index * tile, count = min64(tile, args.columns - first);
+static void linear(const LinearArgs& args, const float* packed, int64_t index,
+                   int64_t row_begin, int64_t row_end) {
+  const int64_t first = index * tile, count = min64(tile, args.columns - first);
   const int64_t vectors = ceil_div(count, lanes);
   Panel panel;
-  panel.packed = args.packed + panel_index * args.inner * tile;
+  panel.packed = packed;
   panel.last_lanes = count - (vectors - 1) * lanes;
   for (int v = 0; v < tile_vectors; ++v) {
     const int64_t column = first + v * lanes;

@@ -135,27 +135,71 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   return {heads_first(q), heads_first(k), heads_first(v)};
 }
 
-// One layer with gradients: (N, T, H, D).
-at::Tensor project_all_to_heads(torch::nn::LinearImpl& layer, size_t slot,
-                                const at::Tensor& tokens, const MultiHeadAttentionImpl& module,
-                                PackedWeights& cache) {
-  const int64_t d = module.head_dim(), h = layer.weight.size(0) / d;
-  const std::vector<int64_t> split{h, d};
-  if (!takes_kernels(tokens, layer)) return layer.forward(tokens).unflatten(2, split);
-  const auto heads = whole_rows(allocate_heads(tokens, h, d, 0, Lifetime::kept));
-  const auto output = project_recorded({tokens.to(at::kFloat), &layer, slot, heads}, cache);
-  return output.dim() == 4 ? output : output.unflatten(2, split);
+// A layer whose output is split into heads.
+struct HeadLayer {
+  torch::nn::LinearImpl* layer;
+  size_t slot;
+  at::Tensor tokens;  // undefined: nothing is projected
+  at::Tensor off;     // to whose gradients heads that are off give nothing
+};
+
+// With gradients: (N, T, H, D) each, undefined likewise. What the kernels take is recorded
+// together.
+std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layers,
+                                             const MultiHeadAttentionImpl& module,
+                                             PackedWeights& cache) {
+  const int64_t d = module.head_dim();
+  std::vector<at::Tensor> heads(layers.size());
+  std::vector<Projection> recorded, others;
+  std::vector<size_t> numbers;  // of the recorded
+  for (size_t i = 0; i < layers.size(); ++i) {
+    auto& [layer, slot, tokens, off] = layers[i];
+    if (!tokens.defined()) continue;
+    const int64_t h = layer->weight.size(0) / d;
+    if (!takes_kernels(tokens, *layer)) {
+      heads[i] = layer->forward(tokens).unflatten(2, {h, d});
+      continue;
+    }
+    heads[i] = allocate_heads(tokens, h, d, 0, Lifetime::kept);
+    const Projection projection{tokens.to(at::kFloat), layer, slot, whole_rows(heads[i])};
+    if (records(tokens, *layer)) {
+      recorded.push_back(projection);
+      numbers.push_back(i);
+    } else {
+      others.push_back(projection);
+    }
+  }
+  if (!others.empty()) project(others, cache);
+  if (recorded.empty()) return heads;
+  const auto outputs = project_recorded(recorded, cache);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto& output = outputs[i];
+    heads[numbers[i]] =
+        output.dim() == 4 ? output : output.unflatten(2, {output.size(2) / d, d});
+  }
+  return heads;
 }
 
-// The same, to whose gradients heads that are off give nothing.
-at::Tensor project_to_heads(torch::nn::LinearImpl& layer, size_t slot, const at::Tensor& tokens,
-                            const MultiHeadAttentionImpl& module, PackedWeights& cache,
-                            const at::Tensor& off) {
-  if (!off.defined()) return project_all_to_heads(layer, slot, tokens, module, cache);
-  auto heads = project_without_off_heads(layer, tokens, off);
-  heads = heads.defined() ? heads.unflatten(2, {off.size(1), module.head_dim()})
-                          : project_all_to_heads(layer, slot, tokens, module, cache);
-  return without_off_heads(heads, off);
+// The same, where heads may be off.
+std::vector<at::Tensor> project_to_heads(std::vector<HeadLayer> layers,
+                                         const MultiHeadAttentionImpl& module,
+                                         PackedWeights& cache) {
+  std::vector<at::Tensor> without(layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    auto& [layer, slot, tokens, off] = layers[i];
+    if (!tokens.defined() || !off.defined()) continue;
+    without[i] = project_without_off_heads(*layer, tokens, off);
+    if (without[i].defined()) tokens = at::Tensor();
+  }
+  auto heads = project_all_to_heads(layers, module, cache);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const at::Tensor& off = layers[i].off;
+    if (without[i].defined()) {
+      heads[i] = without[i].unflatten(2, {off.size(1), module.head_dim()});
+    }
+    if (heads[i].defined() && off.defined()) heads[i] = without_off_heads(heads[i], off);
+  }
+  return heads;
 }
 
 // (N, S, Hk, D) with the appended tokens of keys or of values.
@@ -169,21 +213,20 @@ at::Tensor with_appended(const at::Tensor& heads, const MultiHeadAttentionOption
   return options.add_zero_attn() ? at::constant_pad_nd(all, {0, 0, 0, 0, 0, 1}) : all;
 }
 
-// Layer by layer, with gradients.
-Heads project_layer_by_layer(MultiHeadAttentionImpl& module, PackedWeights& cache,
+// With gradients.
+Heads project_with_gradients(MultiHeadAttentionImpl& module, PackedWeights& cache,
                              const Tokens& tokens) {
   const auto& options = module.options;
   const auto off = at::GradMode::is_enabled() ? tokens.off : at::Tensor();
-  at::Tensor q, k, v;
-  if (tokens.query.defined()) {
-    q = project_to_heads(*module.W_q, 0, tokens.query, module, cache, off);
-    q = condition(module, q, query_norm(module), tokens.positions.query);
-  }
-  if (tokens.key.defined()) {
-    const auto kv_off = kv_heads_off(off, module.num_kv_heads());
-    k = project_to_heads(*module.W_k, 1, tokens.key, module, cache, kv_off);
+  const auto kv_off = kv_heads_off(off, module.num_kv_heads());
+  auto heads = project_to_heads({{module.W_q.get(), 0, tokens.query, off},
+                                 {module.W_k.get(), 1, tokens.key, kv_off},
+                                 {module.W_v.get(), 2, tokens.value, kv_off}},
+                                module, cache);
+  auto &q = heads[0], &k = heads[1], &v = heads[2];
+  if (q.defined()) q = condition(module, q, query_norm(module), tokens.positions.query);
+  if (k.defined()) {
     k = condition(module, k, key_norm(module), tokens.positions.key);
-    v = project_to_heads(*module.W_v, 2, tokens.value, module, cache, kv_off);
     k = with_appended(k, options, module.bias_k);
     v = with_appended(v, options, module.bias_v);
   }
@@ -215,7 +258,7 @@ int64_t appended_keys(const MultiHeadAttentionOptions& options) {
 Heads project_heads(MultiHeadAttentionImpl& module, PackedWeights& cache, const Tokens& tokens,
                     Lifetime lifetime) {
   return takes_one_pass(module, tokens) ? project_unrecorded(module, cache, tokens, lifetime)
-                                        : project_layer_by_layer(module, cache, tokens);
+                                        : project_with_gradients(module, cache, tokens);
 }
 
 namespace {
@@ -229,7 +272,7 @@ at::Tensor project_whole_gate(MultiHeadAttentionImpl& module, PackedWeights& cac
   if (!takes_kernels(query, layer)) return layer.forward(query).unflatten(2, split);
   if (records(query, layer)) {
     const auto output = uncomputed({n, l, columns}, query.options());
-    return project_recorded({query, &layer, 4, output}, cache).unflatten(2, split);
+    return project_recorded({{query, &layer, 4, output}}, cache)[0].unflatten(2, split);
   }
   const auto output = recycled({n, l, columns});
   project({{query.to(at::kFloat), &layer, 4, output}}, cache);
@@ -246,7 +289,7 @@ at::Tensor project_merged(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           ? uncomputed({n, l, e}, merged.options())
                           : uncomputed({l, n, e}, merged.options()).transpose(0, 1);
   const Projection projection{merged, module.W_o.get(), 3, output};
-  if (records(merged, *module.W_o)) return project_recorded(projection, cache);
+  if (records(merged, *module.W_o)) return project_recorded({projection}, cache)[0];
   project({projection}, cache);
   return output.to(module.W_o->weight.scalar_type());
 }

@@ -51,19 +51,33 @@ at::Tensor pack(const at::Tensor& given, const cpu::Kernels& kernels) {
 
 std::shared_ptr<const at::Tensor> PackedWeights::get(size_t slot, const at::Tensor& weight,
                                                      const cpu::Kernels& kernels) {
-  if (weight.is_inference()) return std::make_shared<const at::Tensor>(pack(weight, kernels));
+  return find(slot, weight, kernels, /*pack_new=*/true);
+}
+
+std::shared_ptr<const at::Tensor> PackedWeights::get_if_steady(size_t slot,
+                                                               const at::Tensor& weight,
+                                                               const cpu::Kernels& kernels) {
+  return find(slot, weight, kernels, /*pack_new=*/false);
+}
+
+std::shared_ptr<const at::Tensor> PackedWeights::find(size_t slot, const at::Tensor& weight,
+                                                      const cpu::Kernels& kernels,
+                                                      bool pack_new) {
+  const auto packed = [&] {
+    return std::make_shared<const at::Tensor>(pack(weight.detach(), kernels));
+  };
+  if (weight.is_inference()) return packed();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (entries_.size() <= slot) entries_.resize(slot + 1);
   Entry& entry = entries_[slot];
   const auto sampled = sample<samples>(weight);
   const auto* storage = weight.storage().unsafeGetStorageImpl();
-  const bool fresh = entry.packed && entry.storage->_unsafe_get_target() == storage &&
-                     entry.data == weight.data_ptr() && entry.version == weight._version() &&
-                     entry.kernels == &kernels && weight.sizes() == entry.sizes &&
-                     weight.strides() == entry.strides &&
-                     std::memcmp(&sampled, &entry.sampled, sizeof sampled) == 0;
-  if (!fresh) {
-    auto packed = std::make_shared<const at::Tensor>(pack(weight.detach(), kernels));
+  const bool seen = entry.storage && entry.storage->_unsafe_get_target() == storage &&
+                    entry.data == weight.data_ptr() && entry.version == weight._version() &&
+                    entry.kernels == &kernels && weight.sizes() == entry.sizes &&
+                    weight.strides() == entry.strides &&
+                    std::memcmp(&sampled, &entry.sampled, sizeof sampled) == 0;
+  if (!seen) {
     entry = {weight.storage().getWeakStorageImpl(),
              weight.data_ptr(),
              weight._version(),
@@ -71,8 +85,9 @@ std::shared_ptr<const at::Tensor> PackedWeights::get(size_t slot, const at::Tens
              weight.sizes().vec(),
              weight.strides().vec(),
              sampled,
-             std::move(packed)};
+             nullptr};
   }
+  if (!entry.packed && (seen || pack_new)) entry.packed = packed();
   return entry.packed;
 }
 

@@ -29,6 +29,11 @@ class PackedWeights {
   std::shared_ptr<const at::Tensor> get(size_t slot, const at::Tensor& weight,
                                         const cpu::Kernels& kernels);
 
+  /// The same, or null for a weight that is not as the call before saw it: one that changes
+  /// with every step of an optimizer is best packed where it is used, as it will be used once.
+  std::shared_ptr<const at::Tensor> get_if_steady(size_t slot, const at::Tensor& weight,
+                                                  const cpu::Kernels& kernels);
+
  private:
   static constexpr size_t samples = 256;
   struct Entry {
@@ -37,9 +42,11 @@ class PackedWeights {
     int64_t version = 0;
     const cpu::Kernels* kernels = nullptr;
     std::vector<int64_t> sizes, strides;
-    std::array<uint32_t, samples> sampled{};  // bits
-    std::shared_ptr<const at::Tensor> packed;
+    std::array<uint32_t, samples> sampled{};   // bits
+    std::shared_ptr<const at::Tensor> packed;  // null: seen, not packed
   };
+  std::shared_ptr<const at::Tensor> find(size_t slot, const at::Tensor& weight,
+                                         const cpu::Kernels& kernels, bool pack_new);
   std::mutex mutex_;
   std::vector<Entry> entries_;
 };

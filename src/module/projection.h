@@ -22,7 +22,9 @@ struct Projection {
 /// Computes all of them in one parallel region, without gradients.
 void project(const std::vector<Projection>& projections, PackedWeights& cache);
 
-/// Computes one into `output` and records it for the gradients of input, weight and bias.
-at::Tensor project_recorded(const Projection& projection, PackedWeights& cache);
+/// The same, and records them as one node for the gradients of inputs, weights and biases: what
+/// several layers give to one input is summed in one product. Gives their outputs.
+std::vector<at::Tensor> project_recorded(const std::vector<Projection>& projections,
+                                         PackedWeights& cache);
 
 }  // namespace mha::detail
