@@ -121,8 +121,11 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
                                                       stored, stored, mask, call);
     lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));
   }
-  lines["projections"] = path_text(detail::choose_projection_path(device, dtype, gradient_),
-                                   "kernels on packed weights", "torch::nn::Linear");
+  const bool on_tiles = dtype == at::kBFloat16;
+  lines["projections"] = path_text(
+      detail::choose_projection_path(device, dtype, gradient_),
+      on_tiles ? "bfloat16 on matrix tiles (AMX), packed weights" : "kernels on packed weights",
+      "torch::nn::Linear");
   return lines;
 }
 

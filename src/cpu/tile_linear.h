@@ -125,7 +125,8 @@ static void pack_side(const TileSide& side, int64_t block, BFloat16* packed) {
   const auto& matrix = side.matrix;
   const int64_t first = block * block_edge;
   const int64_t depth = side.depth_is_rows ? matrix.rows : matrix.columns;
-  BFloat16* to = packed + block * whole_steps(depth) * step_size;
+  const int64_t steps = side.steps > 0 ? side.steps : whole_steps(depth);
+  BFloat16* to = packed + (block * steps + side.first_step) * step_size;
   if (side.depth_is_rows) {
     side.is_left ? pack_down<true>(matrix, first, to) : pack_down<false>(matrix, first, to);
   } else {

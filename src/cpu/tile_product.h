@@ -26,6 +26,9 @@ struct TileSide {
   bool is_left = false;
   /// Whether the depth goes down the matrix's rows, or along them.
   bool depth_is_rows = false;
+  /// Where it is a part of a deeper side: its first step of 32 in depth, and those of the
+  /// whole. 0 steps: it is the whole.
+  int64_t first_step = 0, steps = 0;
 };
 
 /// output[r][c] = sum over the depth, not 0, of left[r][.] * right[.][c], plus bias[c]: in

@@ -30,14 +30,23 @@ bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) 
                  .path == Path::fused;
 }
 
-// Memory for (N, T + extra, H, D) in an order that suits the attention kernels: heads outside,
-// where the projection can write them so.
+// What the kernels of projections compute in, of a module whose parameters have `dtype`.
+at::ScalarType projected_dtype(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? dtype : at::kFloat;
+}
+at::ScalarType projected_dtype(const torch::nn::LinearImpl& layer) {
+  return projected_dtype(layer.weight.scalar_type());
+}
+
+// Memory for (N, T + extra, H, D) of `tokens` in an order that suits the attention kernels:
+// heads outside, where the projection can write them so.
 at::Tensor allocate_heads(const at::Tensor& tokens, int64_t h, int64_t d, int64_t extra,
                           Lifetime lifetime) {
   const int64_t n = tokens.size(0), t = tokens.size(1) + extra;
+  const auto dtype = projected_dtype(tokens.scalar_type());
   const bool heads_outside = d % 16 == 0;
-  return heads_outside ? allocated({n, h, t, d}, lifetime).transpose(1, 2)
-                       : allocated({n, t, h, d}, lifetime);
+  return heads_outside ? allocated({n, h, t, d}, lifetime, dtype).transpose(1, 2)
+                       : allocated({n, t, h, d}, lifetime, dtype);
 }
 
 // Without heads outside, rows of all heads are contiguous and need not be split.
@@ -54,11 +63,16 @@ HeadNorm key_norm(const MultiHeadAttentionImpl& module) {
           module.k_norm_bias};
 }
 
-// Normalises and rotates heads (N, T, H, D) in place, float32 on the CPU without gradients.
+// Normalises and rotates heads (N, T, H, D) in place, on the CPU without gradients.
 void condition_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
                         const HeadNorm& norm, const at::Tensor& positions) {
   const auto& options = module.options;
   const auto rows = heads.transpose(1, 2);
+  if (heads.scalar_type() != at::kFloat) {
+    if (norm.gain.defined()) rows.copy_(normalise(rows, norm));
+    if (positions.defined()) rows.copy_(rotate(rows, positions, *options.rotary()));
+    return;
+  }
   if (norm.gain.defined()) normalise_in_place(rows, norm);
   if (positions.defined()) rotate_in_place(rows, positions, *options.rotary());
 }
@@ -78,16 +92,16 @@ at::Tensor heads_first(const at::Tensor& heads) {
   return heads.defined() ? heads.transpose(1, 2) : heads;
 }
 
-// In float32, where what is one tensor stays one.
-Tokens widened(const Tokens& tokens) {
-  const auto as_float = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.to(at::kFloat) : tensor;
+// As the kernels take them, where what is one tensor stays one.
+Tokens projectable(const Tokens& tokens) {
+  const auto converted = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(projected_dtype(tensor.scalar_type())) : tensor;
   };
-  Tokens wide = tokens;
-  wide.query = as_float(tokens.query);
-  wide.key = tokens.key.is_same(tokens.query) ? wide.query : as_float(tokens.key);
-  wide.value = tokens.value.is_same(tokens.key) ? wide.key : as_float(tokens.value);
-  return wide;
+  Tokens result = tokens;
+  result.query = converted(tokens.query);
+  result.key = tokens.key.is_same(tokens.query) ? result.query : converted(tokens.key);
+  result.value = tokens.value.is_same(tokens.key) ? result.key : converted(tokens.value);
+  return result;
 }
 
 // Into the last places of keys and values (N, S + extra, Hk, D).
@@ -111,7 +125,7 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   const int64_t extra = appended_keys(module.options);
   const int64_t h = module.options.num_heads(), kv_heads = module.num_kv_heads(),
                 d = module.head_dim();
-  const auto [query, key, value, positions, off] = widened(tokens);
+  const auto [query, key, value, positions, off] = projectable(tokens);
   at::Tensor q, k, v, given_k;
   std::vector<Projection> projections;
   if (query.defined()) {
@@ -161,7 +175,8 @@ std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layer
       continue;
     }
     heads[i] = allocate_heads(tokens, h, d, 0, Lifetime::kept);
-    const Projection projection{tokens.to(at::kFloat), layer, slot, whole_rows(heads[i])};
+    const auto input = tokens.to(projected_dtype(*layer));
+    const Projection projection{input, layer, slot, whole_rows(heads[i])};
     if (records(tokens, *layer)) {
       recorded.push_back(projection);
       numbers.push_back(i);
@@ -274,16 +289,19 @@ at::Tensor project_whole_gate(MultiHeadAttentionImpl& module, PackedWeights& cac
     const auto output = uncomputed({n, l, columns}, query.options());
     return project_recorded({{query, &layer, 4, output}}, cache)[0].unflatten(2, split);
   }
-  const auto output = recycled({n, l, columns});
-  project({{query.to(at::kFloat), &layer, 4, output}}, cache);
+  const auto dtype = projected_dtype(layer);
+  const auto output = allocated({n, l, columns}, Lifetime::passing, dtype);
+  project({{query.to(dtype), &layer, 4, output}}, cache);
   return output.unflatten(2, split);
 }
 
 at::Tensor project_merged(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                          const at::Tensor& merged) {
-  if (!takes_kernels(merged, *module.W_o)) {
-    return module.W_o->forward(merged.to(module.W_o->weight.scalar_type()));
+                          const at::Tensor& given) {
+  if (!takes_kernels(given, *module.W_o)) {
+    return module.W_o->forward(given.to(module.W_o->weight.scalar_type()));
   }
+  const bool in_bfloat16 = projected_dtype(*module.W_o) == at::kBFloat16;
+  const auto merged = in_bfloat16 ? given.to(at::kBFloat16) : given;
   const int64_t n = merged.size(0), l = merged.size(1), e = module.options.d_model();
   const auto output = module.options.batch_first()
                           ? uncomputed({n, l, e}, merged.options())

@@ -47,7 +47,32 @@ at::Tensor pack(const at::Tensor& given, const cpu::Kernels& kernels) {
   return packed;
 }
 
+at::Tensor pack(const at::Tensor& given, const cpu::TileKernels& kernels) {
+  constexpr int64_t block_edge = 32;
+  const at::Tensor weight = given.stride(1) == 1 ? given : given.contiguous();
+  const int64_t columns = weight.size(0), inner = weight.size(1);
+  cpu::TileSide side;
+  side.matrix = {static_cast<const cpu::BFloat16*>(weight.data_ptr()),
+                 columns,
+                 inner,
+                 columns,
+                 0,
+                 weight.stride(0),
+                 inner,
+                 inner};
+  auto packed = uncomputed({kernels.side_size(columns, inner)}, weight.options());
+  auto* to = static_cast<cpu::BFloat16*>(packed.data_ptr());
+  run_tasks((columns + block_edge - 1) / block_edge, 1,
+            [&](int64_t block, float*) { kernels.pack_side(side, block, to); });
+  return packed;
+}
+
 }  // namespace
+
+std::shared_ptr<const at::Tensor> PackedWeights::get(size_t slot, const at::Tensor& weight,
+                                                     const cpu::TileKernels& kernels) {
+  return find(slot, weight, kernels, /*pack_new=*/true);
+}
 
 std::shared_ptr<const at::Tensor> PackedWeights::get(size_t slot, const at::Tensor& weight,
                                                      const cpu::Kernels& kernels) {
@@ -60,8 +85,9 @@ std::shared_ptr<const at::Tensor> PackedWeights::get_if_steady(size_t slot,
   return find(slot, weight, kernels, /*pack_new=*/false);
 }
 
+template <typename KernelsOfSet>
 std::shared_ptr<const at::Tensor> PackedWeights::find(size_t slot, const at::Tensor& weight,
-                                                      const cpu::Kernels& kernels,
+                                                      const KernelsOfSet& kernels,
                                                       bool pack_new) {
   const auto packed = [&] {
     return std::make_shared<const at::Tensor>(pack(weight.detach(), kernels));

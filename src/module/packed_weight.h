@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/tile_kernels.h"
 
 namespace mha::detail {
 
@@ -29,7 +30,11 @@ class PackedWeights {
   std::shared_ptr<const at::Tensor> get(size_t slot, const at::Tensor& weight,
                                         const cpu::Kernels& kernels);
 
-  /// The same, or null for a weight that is not as the call before saw it: one that changes
+  /// The same of a bfloat16 weight, as the right side of products on tiles.
+  std::shared_ptr<const at::Tensor> get(size_t slot, const at::Tensor& weight,
+                                        const cpu::TileKernels& kernels);
+
+  /// As the first, or null for a weight that is not as the call before saw it: one that changes
   /// with every step of an optimizer is best packed where it is used, as it will be used once.
   std::shared_ptr<const at::Tensor> get_if_steady(size_t slot, const at::Tensor& weight,
                                                   const cpu::Kernels& kernels);
@@ -40,13 +45,14 @@ class PackedWeights {
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;
     const void* data = nullptr;
     int64_t version = 0;
-    const cpu::Kernels* kernels = nullptr;
+    const void* kernels = nullptr;  // of which set
     std::vector<int64_t> sizes, strides;
     std::array<uint32_t, samples> sampled{};   // bits
     std::shared_ptr<const at::Tensor> packed;  // null: seen, not packed
   };
+  template <typename KernelsOfSet>
   std::shared_ptr<const at::Tensor> find(size_t slot, const at::Tensor& weight,
-                                         const cpu::Kernels& kernels, bool pack_new);
+                                         const KernelsOfSet& kernels, bool pack_new);
   std::mutex mutex_;
   std::vector<Entry> entries_;
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "module/projection_gradients.h"
+#include "module/tile_projection.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/given_tensor.h"
@@ -97,8 +98,14 @@ void project_panel(const Prepared& prepared, const cpu::Kernels& kernels, int64_
   kernels.linear(args, panel, index, begin, end);
 }
 
+// Of one module, and so either all or none.
+bool are_in_bfloat16(const std::vector<Projection>& projections) {
+  return !projections.empty() && projections[0].output.scalar_type() == at::kBFloat16;
+}
+
 void project_all(const std::vector<Projection>& projections, PackedWeights& cache,
                  Reuse reuse) {
+  if (are_in_bfloat16(projections)) return project_on_tiles(projections, cache);
   const cpu::Kernels& kernels = cpu_kernels();
   std::vector<Prepared> prepared;
   int64_t panels = 0, scratch_size = 1;
@@ -168,14 +175,17 @@ struct Recorded : torch::CustomClassHolder {
   std::vector<bool> wants;
 };
 
-// Whether the kernels may read the gradients, and nobody asks for gradients of what they find.
-bool kernels_can_read(const variable_list& grad_outputs) {
-  const auto is_memory = [](const at::Tensor& grad) {
-    return !grad.defined() || (grad.device().is_cpu() && grad.scalar_type() == at::kFloat &&
-                               is_plain_memory(grad));
+// Whether the kernels may read the gradients of layers over `dtype`, and nobody asks for
+// gradients of what they find.
+bool kernels_can_read(const variable_list& grad_outputs, at::ScalarType dtype) {
+  const auto is_memory = [dtype](const at::Tensor& grad) {
+    return !grad.defined() ||
+           (grad.device().is_cpu() && grad.scalar_type() == dtype && is_plain_memory(grad));
   };
-  return !at::GradMode::is_enabled() && !is_followed(grad_outputs) && !plain_is_forced() &&
-         std::all_of(grad_outputs.begin(), grad_outputs.end(), is_memory);
+  const bool has_kernels =
+      dtype == at::kFloat || (dtype == at::kBFloat16 && tile_kernels() != nullptr);
+  return has_kernels && !at::GradMode::is_enabled() && !is_followed(grad_outputs) &&
+         !plain_is_forced() && std::all_of(grad_outputs.begin(), grad_outputs.end(), is_memory);
 }
 
 class RecordedProjections : public torch::autograd::Function<RecordedProjections> {
@@ -208,7 +218,7 @@ class RecordedProjections : public torch::autograd::Function<RecordedProjections
     const auto saved = context->get_saved_variables();
     const auto recorded = c10::static_intrusive_pointer_cast<Recorded>(
         context->saved_data["recorded"].toCapsule());
-    const bool by_kernels = kernels_can_read(grad_outputs);
+    const bool by_kernels = kernels_can_read(grad_outputs, saved[0].scalar_type());
     variable_list grads(recorded->wants.size() + 3);  // none for what are no tensors
     const size_t inputs = saved.size() - recorded->input_of.size();
     for (size_t i = 0; i < inputs; ++i) {

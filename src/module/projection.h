@@ -9,8 +9,8 @@
 
 namespace mha::detail {
 
-/// One linear layer applied to tokens: output = input weight^T + bias, in float32 on the CPU.
-/// The parameters may be float16.
+/// One linear layer applied to tokens: output = input weight^T + bias, in float32 on the CPU,
+/// where the parameters may be float16; or all in bfloat16 (see tile_projection.h).
 struct Projection {
   at::Tensor input;  // (N, T, inner)
   const torch::nn::LinearImpl* layer;

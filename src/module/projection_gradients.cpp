@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "module/tile_projection.h"
 #include "runtime/cpu_kernels.h"
 #include "runtime/recycled.h"
 #include "runtime/run_tasks.h"
@@ -200,6 +201,7 @@ class GradientProducts {
 }  // namespace
 
 void find_gradients(InputGradients& wanted) {
+  if (wanted.input.scalar_type() == at::kBFloat16) return find_gradients_on_tiles(wanted);
   GradientProducts(wanted).run();
 }
 

@@ -23,8 +23,8 @@ struct InputGradients {
 };
 
 /// grad_input = sum of grad_output weight; grad_weight = grad_output^T input; grad_bias = the
-/// sum of grad_output over its rows. By the kernels, in float32 on the CPU. The order of the
-/// sums does not depend on the number of threads.
+/// sum of grad_output over its rows. By the kernels, in float32 or bfloat16 on the CPU. The
+/// order of the sums does not depend on the number of threads.
 void find_gradients(InputGradients& wanted);
 
 /// The same by ATen, whose calls have gradients themselves.

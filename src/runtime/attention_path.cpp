@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "runtime/cpu_kernels.h"
 #include "runtime/torch_compat.h"
 
 namespace mha::detail {
@@ -60,7 +61,8 @@ PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool 
   if (!device.is_cpu()) return {Path::plain, "the kernels are for the CPU"};
   if (dtype == at::kDouble) return {Path::plain, "the kernels compute in float32"};
   // torch's own float16 layer is several times slower.
-  if (dtype == at::kBFloat16) return {Path::plain, "torch's bfloat16 layer is as fast"};
+  if (dtype == at::kBFloat16 && !tile_kernels())
+    return {Path::plain, "torch's bfloat16 layer is as fast"};
   if (dtype == at::kHalf && records)
     return {Path::plain, "a float16 layer asks for its gradient"};
   return {Path::fused, "nothing speaks against the kernels"};

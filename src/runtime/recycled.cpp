@@ -54,8 +54,12 @@ at::Tensor recycled(at::IntArrayRef sizes) {
   return tensor;
 }
 
-at::Tensor allocated(at::IntArrayRef sizes, Lifetime lifetime) {
-  return lifetime == Lifetime::passing ? recycled(sizes) : uncomputed(sizes, at::kFloat);
+at::Tensor allocated(at::IntArrayRef sizes, Lifetime lifetime, at::ScalarType dtype) {
+  if (lifetime == Lifetime::kept) return uncomputed(sizes, dtype);
+  if (dtype == at::kFloat) return recycled(sizes);
+  const int64_t count = c10::multiply_integers(sizes);
+  const auto halves = recycled({(count + 1) / 2}).view(at::kBFloat16);
+  return halves.narrow(0, 0, count).view(sizes);
 }
 
 }  // namespace mha::detail

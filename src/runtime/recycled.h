@@ -17,7 +17,8 @@ enum class Lifetime {
   passing,  ///< it ends before the call does
 };
 
-/// Such a tensor, `recycled` if it passes.
-at::Tensor allocated(at::IntArrayRef sizes, Lifetime lifetime);
+/// Such a tensor, `recycled` if it passes; of float32 or of bfloat16.
+at::Tensor allocated(at::IntArrayRef sizes, Lifetime lifetime,
+                     at::ScalarType dtype = at::kFloat);
 
 }  // namespace mha::detail

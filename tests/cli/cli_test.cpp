@@ -3,6 +3,7 @@
 // float64, the bounds that the parity suite proves.
 
 #include <gtest/gtest.h>
+#include <mha/cpu_isa.h>
 #include <mha/version.h>
 #include <unistd.h>
 
@@ -170,6 +171,13 @@ TEST(CliInfoTest, ExplainsWhichWayACallTakesAndWhy) {
   EXPECT_TRUE(says(explain({"--device", "cuda"})["attention"], "for the CPU"));
   EXPECT_TRUE(says(explain({}, {{"MHA_PATH", "plain"}})["projections"], "MHA_PATH=plain"));
   EXPECT_FALSE(explain({}, {{"MHA_PATH", "plain"}}).contains("kernel"));
+  EXPECT_TRUE(says(explain({"--dtype", "bfloat16"}, generic)["projections"], "as fast"));
+  const auto available = available_cpu_isas();
+  if (std::count(available.begin(), available.end(), CpuIsa::amx_emulated) == 1) {
+    const auto lines =
+        explain({"--dtype", "bfloat16", "--gradient"}, {{"MHA_CPU_ISA", "amx-emulated"}});
+    EXPECT_TRUE(says(lines["projections"], "matrix tiles"));
+  }
   expect_error(run_mha({"info", "--explain", "--num-kv-heads", "3"}),
                "--num-kv-heads: expected a divisor of --num-heads 8, found 3");
   expect_error(run_mha({"info", "--explain", "--device", "foo"}),
