@@ -180,6 +180,14 @@ TEST_F(FusedAttentionTest, AgreesWhereTheBackwardSplitsTheKeys) {
   }
 }
 
+// A chunk has 2112 keys, and the sums for 512 numbers of each are more than are kept aside.
+TEST_F(FusedAttentionTest, AgreesWhereTheGradientsOfKeysAreSummedInPlace) {
+  int64_t seed = 3000;
+  for (const auto& mask : {Mask(), Mask::window(3000, 0)}) {
+    expect_kernels_agree({1, 2, 2, 5, 8400, 0, 256, 256, mask, call_for(256)}, ++seed);
+  }
+}
+
 TEST_F(FusedAttentionTest, AgreesForEveryHeadSizeAroundTheVectorWidths) {
   int64_t seed = 1000;
   for (const int64_t dim :
