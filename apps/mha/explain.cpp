@@ -121,9 +121,9 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
                                                       stored, stored, mask, call);
     lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));
   }
-  const bool on_tiles = dtype == at::kBFloat16;
+  const bool on_tiles = dtype == at::kBFloat16 && detail::tile_kernels();
   lines["projections"] = path_text(
-      detail::choose_projection_path(device, dtype, gradient_),
+      detail::choose_projection_path(device, dtype),
       on_tiles ? "bfloat16 on matrix tiles (AMX), packed weights" : "kernels on packed weights",
       "torch::nn::Linear");
   return lines;

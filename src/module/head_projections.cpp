@@ -11,6 +11,7 @@
 #include "module/projection.h"
 #include "rotary/rotary.h"
 #include "runtime/attention_path.h"
+#include "runtime/cpu_kernels.h"
 #include "runtime/finite.h"
 #include "runtime/uncomputed.h"
 #include "runtime/wants_gradient.h"
@@ -25,17 +26,27 @@ bool records(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
 bool takes_kernels(const at::Tensor& input, const torch::nn::LinearImpl& layer) {
   return input.numel() > 0 &&
          choose_projection_path(input.device(), layer.weight.scalar_type(),
-                                records(input, layer),
                                 is_followed({input, layer.weight, layer.bias}))
                  .path == Path::fused;
 }
 
 // What the kernels of projections compute in, of a module whose parameters have `dtype`.
 at::ScalarType projected_dtype(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? dtype : at::kFloat;
+  return dtype == at::kBFloat16 && tile_kernels() ? dtype : at::kFloat;
 }
 at::ScalarType projected_dtype(const torch::nn::LinearImpl& layer) {
   return projected_dtype(layer.weight.scalar_type());
+}
+
+// What is recorded is converted by calls that autograd sees, so that gradients are rounded
+// once.
+Projection projection_of(const at::Tensor& tokens, const torch::nn::LinearImpl& layer,
+                         size_t slot, const at::Tensor& output) {
+  const auto dtype = projected_dtype(layer);
+  const auto parameter = [&](const at::Tensor& tensor) {
+    return records(tokens, layer) && tensor.defined() ? tensor.to(dtype) : tensor;
+  };
+  return {tokens.to(dtype), parameter(layer.weight), parameter(layer.bias), slot, output};
 }
 
 // Memory for (N, T + extra, H, D) of `tokens` in an order that suits the attention kernels:
@@ -130,15 +141,15 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   std::vector<Projection> projections;
   if (query.defined()) {
     q = allocate_heads(query, h, d, 0, lifetime);
-    projections.push_back({query, module.W_q.get(), 0, whole_rows(q)});
+    projections.push_back(projection_of(query, *module.W_q, 0, whole_rows(q)));
   }
   if (key.defined()) {
     k = allocate_heads(key, kv_heads, d, extra, lifetime);
     v = allocate_heads(key, kv_heads, d, extra, Lifetime::passing);
     given_k = k.narrow(1, 0, key.size(1));
-    projections.push_back({key, module.W_k.get(), 1, whole_rows(given_k)});
+    projections.push_back(projection_of(key, *module.W_k, 1, whole_rows(given_k)));
     projections.push_back(
-        {value, module.W_v.get(), 2, whole_rows(v.narrow(1, 0, key.size(1)))});
+        projection_of(value, *module.W_v, 2, whole_rows(v.narrow(1, 0, key.size(1)))));
   }
   project(projections, cache);
   if (query.defined()) condition_in_place(module, q, query_norm(module), positions.query);
@@ -165,7 +176,15 @@ std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layer
   const int64_t d = module.head_dim();
   std::vector<at::Tensor> heads(layers.size());
   std::vector<Projection> recorded, others;
-  std::vector<size_t> numbers;  // of the recorded
+  std::vector<size_t> numbers;                                 // of the recorded
+  std::vector<std::pair<at::Tensor, at::Tensor>> conversions;  // what is one tensor stays one
+  const auto converted = [&](const at::Tensor& tokens) {
+    for (const auto& [from, to] : conversions) {
+      if (from.is_same(tokens)) return to;
+    }
+    conversions.emplace_back(tokens, tokens.to(projected_dtype(tokens.scalar_type())));
+    return conversions.back().second;
+  };
   for (size_t i = 0; i < layers.size(); ++i) {
     auto& [layer, slot, tokens, off] = layers[i];
     if (!tokens.defined()) continue;
@@ -175,8 +194,8 @@ std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layer
       continue;
     }
     heads[i] = allocate_heads(tokens, h, d, 0, Lifetime::kept);
-    const auto input = tokens.to(projected_dtype(*layer));
-    const Projection projection{input, layer, slot, whole_rows(heads[i])};
+    const auto projection =
+        projection_of(converted(tokens), *layer, slot, whole_rows(heads[i]));
     if (records(tokens, *layer)) {
       recorded.push_back(projection);
       numbers.push_back(i);
@@ -204,7 +223,9 @@ std::vector<at::Tensor> project_to_heads(std::vector<HeadLayer> layers,
     auto& [layer, slot, tokens, off] = layers[i];
     if (!tokens.defined() || !off.defined()) continue;
     without[i] = project_without_off_heads(*layer, tokens, off);
-    if (without[i].defined()) tokens = at::Tensor();
+    if (!without[i].defined()) continue;
+    if (takes_kernels(tokens, *layer)) without[i] = without[i].to(projected_dtype(*layer));
+    tokens = at::Tensor();
   }
   auto heads = project_all_to_heads(layers, module, cache);
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -285,31 +306,28 @@ at::Tensor project_whole_gate(MultiHeadAttentionImpl& module, PackedWeights& cac
   const std::vector<int64_t> split{module.options.num_heads(),
                                    columns / module.options.num_heads()};
   if (!takes_kernels(query, layer)) return layer.forward(query).unflatten(2, split);
-  if (records(query, layer)) {
-    const auto output = uncomputed({n, l, columns}, query.options());
-    return project_recorded({{query, &layer, 4, output}}, cache)[0].unflatten(2, split);
-  }
-  const auto dtype = projected_dtype(layer);
-  const auto output = allocated({n, l, columns}, Lifetime::passing, dtype);
-  project({{query.to(dtype), &layer, 4, output}}, cache);
+  const bool recorded = records(query, layer);
+  const auto output = allocated({n, l, columns}, recorded ? Lifetime::kept : Lifetime::passing,
+                                projected_dtype(layer));
+  const auto projection = projection_of(query, layer, 4, output);
+  if (recorded) return project_recorded({projection}, cache)[0].unflatten(2, split);
+  project({projection}, cache);
   return output.unflatten(2, split);
 }
 
 at::Tensor project_merged(MultiHeadAttentionImpl& module, PackedWeights& cache,
-                          const at::Tensor& given) {
-  if (!takes_kernels(given, *module.W_o)) {
-    return module.W_o->forward(given.to(module.W_o->weight.scalar_type()));
-  }
-  const bool in_bfloat16 = projected_dtype(*module.W_o) == at::kBFloat16;
-  const auto merged = in_bfloat16 ? given.to(at::kBFloat16) : given;
+                          const at::Tensor& merged) {
+  const auto dtype = module.W_o->weight.scalar_type();
+  if (!takes_kernels(merged, *module.W_o)) return module.W_o->forward(merged.to(dtype));
   const int64_t n = merged.size(0), l = merged.size(1), e = module.options.d_model();
+  const auto computed = projected_dtype(dtype);
   const auto output = module.options.batch_first()
-                          ? uncomputed({n, l, e}, merged.options())
-                          : uncomputed({l, n, e}, merged.options()).transpose(0, 1);
-  const Projection projection{merged, module.W_o.get(), 3, output};
-  if (records(merged, *module.W_o)) return project_recorded({projection}, cache)[0];
+                          ? uncomputed({n, l, e}, computed)
+                          : uncomputed({l, n, e}, computed).transpose(0, 1);
+  const auto projection = projection_of(merged, *module.W_o, 3, output);
+  if (records(merged, *module.W_o)) return project_recorded({projection}, cache)[0].to(dtype);
   project({projection}, cache);
-  return output.to(module.W_o->weight.scalar_type());
+  return output.to(dtype);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ int64_t panel_count(const Prepared& prepared, const cpu::Kernels& kernels) {
 Prepared prepare(const Projection& projection, PackedWeights& cache, Reuse reuse,
                  const cpu::Kernels& kernels) {
   Prepared prepared;
-  const at::Tensor& weight = projection.layer->weight;
+  const at::Tensor& weight = projection.weight;
   const at::Tensor& output = projection.output;
   const int64_t n = projection.input.size(0), t = projection.input.size(1);
   const int64_t inner = weight.size(1), columns = weight.size(0);
@@ -68,8 +68,8 @@ Prepared prepare(const Projection& projection, PackedWeights& cache, Reuse reuse
   }
   args.group = output.dim() == 4 ? output.size(3) : columns;
   args.output_group = output.dim() == 4 ? output.stride(2) : columns;
-  if (projection.layer->bias.defined()) {
-    prepared.bias = projection.layer->bias.to(at::kFloat).contiguous();
+  if (projection.bias.defined()) {
+    prepared.bias = projection.bias.detach().to(at::kFloat).contiguous();
     args.bias = prepared.bias.data_ptr<float>();
   }
   prepared.packed = reuse == Reuse::expected
@@ -159,8 +159,8 @@ struct Arguments {
       const auto found = std::find_if(inputs.begin(), inputs.end(), same);
       input_of.push_back(found - inputs.begin());
       if (found == inputs.end()) inputs.push_back(projection.input);
-      weights.push_back(projection.layer->weight);
-      const at::Tensor& bias = projection.layer->bias;
+      weights.push_back(projection.weight);
+      const at::Tensor& bias = projection.bias;
       bias_of.push_back(bias.defined() ? static_cast<int64_t>(biases.size()) : -1);
       if (bias.defined()) biases.push_back(bias);
     }

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/modules/linear.h>
-
 #include <vector>
 
 #include "module/packed_weight.h"
@@ -10,11 +8,12 @@
 namespace mha::detail {
 
 /// One linear layer applied to tokens: output = input weight^T + bias, in float32 on the CPU,
-/// where the parameters may be float16; or all in bfloat16 (see tile_projection.h).
+/// where parameters that are not recorded may be a half type; or all in bfloat16 (see
+/// tile_projection.h).
 struct Projection {
-  at::Tensor input;  // (N, T, inner)
-  const torch::nn::LinearImpl* layer;
-  size_t slot;  // of the layer in the cache
+  at::Tensor input;         // (N, T, inner)
+  at::Tensor weight, bias;  // (columns, inner), (columns) or undefined
+  size_t slot;              // of the layer in the cache
   at::Tensor
       output;  // (N, T, columns), or split into heads (N, T, H, D); any strides but the last
 };

@@ -191,11 +191,11 @@ void project_on_tiles(const std::vector<Projection>& projections, PackedWeights&
       work.pack(in_rows(input), Part::left, Depth::along_rows, packed);
       found = inputs.insert(found, {input, packed});
     }
-    weights.push_back(cache.get(projection.slot, projection.layer->weight, kernels));
+    weights.push_back(cache.get(projection.slot, projection.weight, kernels));
     const auto* weight = static_cast<const cpu::BFloat16*>(weights.back()->data_ptr());
     cpu::TileProduct& product = work.multiply(inner, found->second, weight, projection.output);
-    if (!projection.layer->bias.defined()) continue;
-    const auto bias = projection.layer->bias.detach().to(at::kFloat).contiguous();
+    if (!projection.bias.defined()) continue;
+    const auto bias = projection.bias.detach().to(at::kFloat).contiguous();
     product.bias = bias.data_ptr<float>();
     work.keep(bias);
   }

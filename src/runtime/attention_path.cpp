@@ -52,19 +52,15 @@ PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim
   return {Path::fused, "nothing speaks against the kernels"};
 }
 
-PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records,
-                                  bool followed) {
+PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool followed) {
   if (plain_is_forced()) return {Path::plain, "MHA_PATH=plain is set"};
   if (followed) return {Path::plain, followed_reason};
   if (torch_compat::autocast_enabled(at::kCPU))
     return {Path::plain, "autocast chooses the dtype"};
   if (!device.is_cpu()) return {Path::plain, "the kernels are for the CPU"};
   if (dtype == at::kDouble) return {Path::plain, "the kernels compute in float32"};
-  // torch's own float16 layer is several times slower.
-  if (dtype == at::kBFloat16 && !tile_kernels())
-    return {Path::plain, "torch's bfloat16 layer is as fast"};
-  if (dtype == at::kHalf && records)
-    return {Path::plain, "a float16 layer asks for its gradient"};
+  if (dtype == at::kBFloat16 && !tile_kernels() && torch_multiplies_bfloat16())
+    return {Path::plain, "torch's bfloat16 layer is faster"};
   return {Path::fused, "nothing speaks against the kernels"};
 }
 

@@ -24,8 +24,8 @@ struct PathChoice {
 PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim,
                        int64_t value_dim, bool followed = false);
 
-/// The same for a projection with a weight of `dtype`; `records`: for a gradient.
-PathChoice choose_projection_path(at::Device device, at::ScalarType dtype, bool records,
+/// The same for a projection with a weight of `dtype`.
+PathChoice choose_projection_path(at::Device device, at::ScalarType dtype,
                                   bool followed = false);
 
 /// Whether a trace is being recorded (torch::jit::tracer). It holds for other numbers than

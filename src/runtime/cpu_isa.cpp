@@ -197,6 +197,17 @@ const cpu::TileKernels* tile_kernels() {
   return kernel_set(cpu_isa())->tile_kernels();
 }
 
+bool torch_multiplies_bfloat16() {
+#if MHA_X86_KERNELS
+  const bool pairs_pay =
+      __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel");  // see vec_avx512.h
+  static const bool has_tiles = cpu_has_amx() && system_saves_tiles();
+  return pairs_pay || has_tiles;
+#else
+  return true;
+#endif
+}
+
 uint32_t dropout_threshold(double p) {
   constexpr double range = 4294967296.0;  // 2^32
   return static_cast<uint32_t>(std::min(p * range, range - 1));

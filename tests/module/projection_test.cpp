@@ -42,7 +42,7 @@ at::Tensor project_one(const torch::nn::Linear& layer, const at::Tensor& input,
                        detail::PackedWeights& cache) {
   const auto output = detail::uncomputed({input.size(0), input.size(1), layer->weight.size(0)},
                                          input.options().requires_grad(false));
-  return detail::project_recorded({{input, layer.get(), 0, output}}, cache)[0];
+  return detail::project_recorded({{input, layer->weight, layer->bias, 0, output}}, cache)[0];
 }
 
 /// A product of two matrices in float64, and the largest sum of the sizes of its terms.
@@ -173,7 +173,7 @@ struct FourLayers {
     std::vector<detail::Projection> projections;
     for (size_t i = 0; i < layers.size(); ++i) {
       const auto& input = i < 3 ? shared : other;
-      projections.push_back({input, layers[i].get(), i,
+      projections.push_back({input, layers[i]->weight, layers[i]->bias, i,
                              at::empty({2, input.size(1), layers[i]->weight.size(0)})});
     }
     return detail::project_recorded(projections, cache);

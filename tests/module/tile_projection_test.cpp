@@ -60,7 +60,7 @@ at::Tensor rows_of(const at::Tensor& tokens) {
 
 at::Tensor recorded(const at::Tensor& input, const torch::nn::Linear& layer,
                     const at::Tensor& output, PackedWeights& cache) {
-  return detail::project_recorded({{input, layer.get(), 0, output}}, cache)[0];
+  return detail::project_recorded({{input, layer->weight, layer->bias, 0, output}}, cache)[0];
 }
 
 class TileProjectionTest : public EveryIsaTest {
@@ -99,7 +99,7 @@ TEST_F(TileProjectionTest, AnyLayoutOfInputAndOutputIsRead) {
     PackedWeights cache;
     for (const auto& input : inputs) {
       for (const auto& output : outputs) {
-        detail::project({{input, layer.get(), 0, output}}, cache);
+        detail::project({{input, layer->weight, layer->bias, 0, output}}, cache);
         EXPECT_TRUE(is_product(rows_of(output), rows_of(input), layer->weight.t(), layer->bias))
             << input.strides() << " to " << output.strides();
       }
@@ -117,7 +117,9 @@ TEST_F(TileProjectionTest, ProjectionsOfOneCallMayShareTheirInput) {
     const auto to_q = at::empty({2, 70, 64}, options), to_k = at::empty({2, 5, 96}, options),
                to_v = at::empty({2, 70, 7}, options);
     PackedWeights cache;
-    detail::project({{x, q.get(), 0, to_q}, {y, k.get(), 1, to_k}, {x, v.get(), 2, to_v}},
+    detail::project({{x, q->weight, q->bias, 0, to_q},
+                     {y, k->weight, k->bias, 1, to_k},
+                     {x, v->weight, v->bias, 2, to_v}},
                     cache);
     EXPECT_TRUE(is_product(rows_of(to_q), rows_of(x), q->weight.t(), q->bias));
     EXPECT_TRUE(is_product(rows_of(to_k), rows_of(y), k->weight.t()));
@@ -163,8 +165,10 @@ TEST_F(TileProjectionTest, WhatLayersGiveToOneInputIsRoundedOnce) {
       return at::empty({2, 45, columns}, at::TensorOptions(at::kBFloat16));
     };
     PackedWeights cache;
-    const auto outputs = detail::project_recorded(
-        {{x, q.get(), 0, to(64)}, {x, k.get(), 1, to(40)}, {y, v.get(), 2, to(33)}}, cache);
+    const auto outputs = detail::project_recorded({{x, q->weight, q->bias, 0, to(64)},
+                                                   {x, k->weight, k->bias, 1, to(40)},
+                                                   {y, v->weight, v->bias, 2, to(33)}},
+                                                  cache);
     const auto grad_q = numbers({2, 45, 64}), grad_k = numbers({2, 45, 40}),
                grad_v = numbers({2, 45, 33});
     const auto grads =
