@@ -29,20 +29,51 @@ static float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
+// Rows of one head are often a power of two apart, and then share few sets of the first-level
+// cache, from which the products would lose them. They are read, or summed, side by side: here
+// `count` rows of `columns` are copied to `to`, unless they lie so.
+static GivenRows rows_side_by_side(const float* from, int64_t stride, int64_t count,
+                                   int64_t columns, float* to) {
+  if (stride == columns) return {from, stride};
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t c = 0; c < columns; c += lanes) {
+      store(to + i * columns + c, load(from + i * stride + c));
+    }
+  }
+  return {to, columns};
+}
+
+// to = factor * from
+static void scale_rows(const FloatRows& from, int64_t count, int64_t columns, float factor,
+                       const FloatRows& to) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t c = 0; c < columns; c += lanes) {
+      store(to.at(i) + c, load(from.at(i) + c) * factor);
+    }
+  }
+}
+
+static void clear_rows(const FloatRows& rows, int64_t count, int64_t columns) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t c = 0; c < columns; c += lanes) store(rows.at(i) + c, Vec{});
+  }
+}
+
 MHA_INLINE bool in_chunk(const BackwardTile& t, const KeyBlock& block) {
   return block.first >= t.chunk.begin && block.first < t.chunk.end;
 }
 
 // Writes the tile's rows of grad_query to `grad_query`, rows `stride` apart.
 static void backward_tile(const AttentionBackward& args, const QueryTile& at, bool for_mask,
-                          const KeySpan& chunk, float* grad_query, int64_t stride,
-                          float* scratch) {
+                          const KeySpan& chunk, const KeySums& sums, float* grad_query,
+                          int64_t stride, float* scratch) {
   BackwardTile t{};
   t.args = &args;
   t.at = at;
   t.kv_head = kv_head_of(args, at.h);
   t.for_mask = for_mask;
   t.chunk = chunk;
+  t.sums = sums;
   t.query = scratch;
   t.grad_output = t.query + args.head_dim * tile;
   t.grad_query = t.grad_output + args.value_dim * tile;
@@ -50,6 +81,7 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   t.grad_scores = t.weights + kept_keys(args) * tile;
   t.terms = t.grad_scores + kept_keys(args) * tile;
   t.slopes = t.terms + terms_size;
+  float* query_rows = t.slopes + kept_keys(args) * tile;
   const KeySpan span = key_span(args.mask, at);
   const bool sees_given = max64(span.begin, chunk.begin) < min64(span.end, chunk.end);
   if (!sees_given && chunk.end <= args.mask.keys) {
@@ -66,6 +98,13 @@ static void backward_tile(const AttentionBackward& args, const QueryTile& at, bo
   transpose_queries(args, at, args.scale * log4e, t.query);
   transpose_in(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t, at.count,
                args.value_dim, 1.0f, t.grad_output, tile);
+  if (!for_mask) {
+    t.query_rows = rows_side_by_side(args.query.at(at.n, at.h, at.first), args.query.t,
+                                     at.count, args.head_dim, query_rows);
+    t.grad_output_rows =
+        rows_side_by_side(args.grad_output.at(at.n, at.h, at.first), args.grad_output.t,
+                          at.count, args.value_dim, query_rows + tile * args.head_dim);
+  }
   const int64_t row = first_row(args, at);
   for (int64_t i = 0; i < at.count; ++i) {
     t.maximum[i] = args.row_maximum[row + i];
@@ -114,17 +153,40 @@ static int64_t backward_chunks(const AttentionBackward& args) {
   return max64(1, min64(wanted, args.mask.keys / shortest));
 }
 
+// Floats of what a tile needs, and of the gradients of a chunk's keys and values if they are
+// summed side by side: those of so many keys that no cache holds them are summed in place.
+static int64_t tile_scratch(const AttentionBackward& args) {
+  const int64_t kept = 3 * kept_keys(args);
+  return (3 * args.head_dim + 2 * args.value_dim + kept) * tile + terms_size;
+}
+static int64_t sums_scratch(const AttentionBackward& args) {
+  constexpr int64_t most = 1 << 20;
+  const KeySpan first = chunk_keys(args, 0), last = chunk_keys(args, args.chunks - 1);
+  const int64_t keys = max64(first.end - first.begin, last.end - last.begin);
+  const int64_t size = keys * (args.head_dim + args.value_dim);
+  return size <= most ? size : 0;
+}
+
+static int64_t backward_scratch(const AttentionBackward& args) {
+  return tile_scratch(args) + sums_scratch(args);
+}
+
 static void backward_chunk(const AttentionBackward& args, int64_t index, float* scratch) {
   const int64_t chunk = index % args.chunks, head = index / args.chunks;
   const int64_t n = head / args.kv_heads, kv_head = head % args.kv_heads;
   const int64_t group = args.heads / args.kv_heads, tiles = ceil_div(args.queries, tile);
   const KeySpan keys = chunk_keys(args, chunk);
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    float* grad_key = args.grad_key.at(n, kv_head, j);
-    for (int64_t d = 0; d < args.head_dim; d += lanes) store(grad_key + d, Vec{});
-    float* grad_value = args.grad_value.at(n, kv_head, j);
-    for (int64_t d = 0; d < args.value_dim; d += lanes) store(grad_value + d, Vec{});
+  const int64_t count = keys.end - keys.begin;
+  const KeySums wanted{{args.grad_key.at(n, kv_head, keys.begin), args.grad_key.t},
+                       {args.grad_value.at(n, kv_head, keys.begin), args.grad_value.t}};
+  KeySums sums = wanted;
+  const bool side_by_side = sums_scratch(args) > 0;
+  if (side_by_side) {
+    sums.key = {scratch + tile_scratch(args), args.head_dim};
+    sums.value = {sums.key.at(count), args.value_dim};
   }
+  clear_rows(sums.key, count, args.head_dim);
+  clear_rows(sums.value, count, args.value_dim);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t first = i * tile;
@@ -135,21 +197,12 @@ static void backward_chunk(const AttentionBackward& args, int64_t index, float* 
         grad_query = args.query_shares + row * args.head_dim;
         stride = args.head_dim;
       }
-      backward_tile(args, {n, h, first, min64(tile, args.queries - first)}, false, keys,
+      backward_tile(args, {n, h, first, min64(tile, args.queries - first)}, false, keys, sums,
                     grad_query, stride, scratch);
     }
   }
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    float* grad_key = args.grad_key.at(n, kv_head, j);
-    for (int64_t d = 0; d < args.head_dim; d += lanes) {
-      store(grad_key + d, load(grad_key + d) * args.scale);
-    }
-  }
-}
-
-static int64_t backward_scratch(const AttentionBackward& args) {
-  const int64_t kept = 3 * kept_keys(args);
-  return (2 * args.head_dim + args.value_dim + kept) * tile + terms_size;
+  scale_rows(sums.key, count, args.head_dim, args.scale, wanted.key);
+  if (side_by_side) scale_rows(sums.value, count, args.value_dim, 1.0f, wanted.value);
 }
 
 static void backward(const AttentionBackward& args, int64_t begin, int64_t end,
@@ -167,8 +220,8 @@ static void backward_added(const AttentionBackward& args, int64_t begin, int64_t
     const QueryTile plane = query_tile(planes_h, args.queries, i);
     for (int64_t n = plane.n; n < args.batch; n += planes_n) {
       for (int64_t h = plane.h; h < args.heads; h += planes_h) {
-        backward_tile(args, {n, h, plane.first, plane.count}, true, {0, args.keys}, nullptr, 0,
-                      scratch);
+        backward_tile(args, {n, h, plane.first, plane.count}, true, {0, args.keys}, {}, nullptr,
+                      0, scratch);
       }
     }
   }

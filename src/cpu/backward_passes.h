@@ -6,12 +6,31 @@ constexpr int wide_rows = Isa::wide_rows, wide_vectors = Isa::wide_vectors;
 // Up to so many keys that a tile sees, their weights and gradients are kept.
 constexpr int64_t few_keys = 256;
 
+// Rows of floats that lie `stride` apart.
+struct FloatRows {
+  float* data;
+  int64_t stride;
+  MHA_INLINE_MEMBER float* at(int64_t row) const { return data + row * stride; }
+};
+struct GivenRows {
+  const float* data;
+  int64_t stride;
+  MHA_INLINE_MEMBER const float* at(int64_t row) const { return data + row * stride; }
+};
+
+// The gradients of a chunk's keys and values, at its first key.
+struct KeySums {
+  FloatRows key, value;
+};
+
 struct BackwardTile {
   const AttentionBackward* args;
   QueryTile at;
   int64_t kv_head;
-  bool for_mask;                         // the gradient of the mask is wanted, not the others
-  KeySpan chunk;                         // the keys whose gradients are wanted
+  bool for_mask;  // the gradient of the mask is wanted, not the others
+  KeySpan chunk;  // the keys whose gradients are wanted
+  KeySums sums;
+  GivenRows query_rows, grad_output_rows;
   float *query, *grad_output;            // [D][tile], [Dv][tile]
   float *weights, *grad_scores, *terms;  // [key][tile]
   float* slopes;                         // [key][tile], with a soft cap or rows at the limit
@@ -297,13 +316,12 @@ static void add_products(BackwardTile& t, const KeyBlock& block) {
   if (block.blocks) fill_blocked<V>(args.mask, t.at, block, 0.0f, block_gradients);
 
   const int64_t queries = min64(t.at.count - offset, V * lanes);
-  const int64_t first_query = t.at.first + offset;
+  const int64_t first = block.first - t.chunk.begin;
   add_product(block.keys, args.value_dim, queries, weights, tile, 1,
-              args.grad_output.at(t.at.n, t.at.h, first_query), args.grad_output.t,
-              args.grad_value.at(t.at.n, t.kv_head, block.first), args.grad_value.t);
-  add_product(block.keys, args.head_dim, queries, gradients, tile, 1,
-              args.query.at(t.at.n, t.at.h, first_query), args.query.t,
-              args.grad_key.at(t.at.n, t.kv_head, block.first), args.grad_key.t);
+              t.grad_output_rows.at(offset), t.grad_output_rows.stride, t.sums.value.at(first),
+              t.sums.value.stride);
+  add_product(block.keys, args.head_dim, queries, gradients, tile, 1, t.query_rows.at(offset),
+              t.query_rows.stride, t.sums.key.at(first), t.sums.key.stride);
   add_product(queries, args.head_dim, block.keys, gradients, 1, tile,
               args.key.at(t.at.n, t.kv_head, block.first), args.key.t,
               t.grad_query + offset * args.head_dim, args.head_dim);
