@@ -87,8 +87,8 @@ at::Tensor padded(const at::Tensor& tensor) {
 // after the other, so that the sum is the same for any number of threads.
 void run_backward(const cpu::Kernels& kernels, const at::Tensor& grad_query,
                   cpu::AttentionBackward& args) {
-  const int64_t scratch_size = kernels.backward_scratch(args);
   args.chunks = kernels.backward_chunks(args);
+  const int64_t scratch_size = kernels.backward_scratch(args);  // which depends on them
   at::Tensor shares;
   if (args.chunks > 1) {
     shares = recycled({args.chunks, args.batch, args.heads, args.queries, args.head_dim});

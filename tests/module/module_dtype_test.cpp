@@ -4,6 +4,7 @@
 #include <mha/multi_head_attention.h>
 #include <mha/torch_conversion.h>
 #include <mha/weight_file.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
 #include <sstream>
@@ -48,6 +49,45 @@ TEST(ModuleDtypeTest, ReturnedWeightsHaveTheDtypeOfTheOutputWithAndWithoutGradie
           const auto read = module->attend(x, CallOptions().weights(weights).memory(memory));
           EXPECT_EQ(read.weights.scalar_type(), dtype);
         }
+      }
+    }
+  }
+}
+
+// Whatever computes them: some CPUs multiply half types, on others the kernels do so in
+// float32. Each of the four layers may round once on the way there and once back, and weights
+// and their gradients too: a dozen roundings of the largest number, or of one, of which the key
+// bias's gradient, 0, is a sum.
+TEST(ModuleDtypeTest, GradientsOfHalfModulesAreThoseOfDoubleButForRoundings) {
+  Random random(31);
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const bool gate : {false, true}) {
+      const auto options = MultiHeadAttentionOptions(64, 4).num_kv_heads(2).output_gate(
+          gate ? OutputGate::elementwise : OutputGate::none);
+      MultiHeadAttention module(MultiHeadAttentionOptions(options).dtype(dtype));
+      MultiHeadAttention wide(MultiHeadAttentionOptions(options).dtype(at::kDouble));
+      const auto x = random.normal({3, 20, 64}, dtype).requires_grad_();
+      const auto wide_x = x.detach().to(at::kDouble).requires_grad_();
+      const auto upstream = random.normal({3, 20, 64}, dtype);
+      std::vector<at::Tensor> leaves{x}, wide_leaves{wide_x};
+      for (auto& item : module->named_parameters()) {
+        auto& twin = wide->named_parameters()[item.key()];
+        const at::NoGradGuard no_grad;
+        twin.copy_(item.value());
+        leaves.push_back(item.value());
+        wide_leaves.push_back(twin);
+      }
+      const auto output = module->attend(x, CallOptions(Mask::causal())).output;
+      const auto exact = wide->attend(wide_x, CallOptions(Mask::causal())).output;
+      EXPECT_EQ(output.scalar_type(), dtype);
+      const auto actual = torch::autograd::grad({output}, leaves, {upstream});
+      const auto expected =
+          torch::autograd::grad({exact}, wide_leaves, {upstream.to(at::kDouble)});
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        EXPECT_EQ(actual[i].scalar_type(), dtype);
+        const double largest = expected[i].abs().max().item<double>();
+        EXPECT_TRUE(is_close(actual[i], expected[i], 12 * unit_roundoff(dtype) * (1 + largest)))
+            << dtype << ", leaf " << i << ", gate " << gate;
       }
     }
   }
