@@ -68,13 +68,18 @@ PlainPart part_of_call(const BlockOfQueries& block, const ResolvedMask& mask,
   return part;
 }
 
+bool is_known_finite(const at::Tensor& tensor) {
+  return !tensor.defined() ||
+         (may_branch_on_numbers(tensor) && std::isfinite(largest_size(tensor)));
+}
+
 bool is_all_finite(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    double scale) {
-  if (!may_branch_on_numbers(query)) return false;
-  const double highest = -lowest_of(query.scalar_type());
-  const double factor = std::max(std::abs(scale), 1.0);
-  return largest_size(query) * factor <= highest && largest_size(key) <= highest &&
-         largest_size(value) <= highest;
+  if (!is_known_finite(key) || !is_known_finite(value) || !may_branch_on_numbers(query)) {
+    return false;
+  }
+  return largest_size(query) * std::max(std::abs(scale), 1.0) <=
+         -lowest_of(query.scalar_type());
 }
 
 }  // namespace mha::detail

@@ -34,6 +34,9 @@ std::vector<BlockOfQueries> blocks_of_queries(const ResolvedMask& mask, int64_t 
 PlainPart part_of_call(const BlockOfQueries& block, const ResolvedMask& mask,
                        const AttentionCall& call, at::Device device, bool finite);
 
+/// Whether a tensor is undefined or known to hold finite numbers.
+bool is_known_finite(const at::Tensor& tensor);
+
 /// Whether query, also times the scale, key and value are known to be finite.
 bool is_all_finite(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    double scale);

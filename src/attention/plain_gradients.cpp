@@ -137,7 +137,9 @@ GradientList gradients_in_blocks(const GradientList& given, const GradientList& 
   auto of_sums = mask;
   auto in_wide = call;
   put_terms(wide.begin() + 3, of_sums, in_wide);
-  const bool finite = is_all_finite(wide[0], wide[1], wide[2], call.scoring.scale);
+  // A gradient of NaN must not reach keys that nobody sees either.
+  const bool finite = is_all_finite(wide[0], wide[1], wide[2], call.scoring.scale) &&
+                      is_known_finite(grad_results[0]) && is_known_finite(grad_results[1]);
   GradientSums sums(wide, of_sums);
   for (const auto& block : blocks_of_queries(mask, rows, KeysOfBlocks::in_band)) {
     const auto part = part_of_call(block, mask, call, wide[0].device(), finite);
@@ -191,7 +193,7 @@ at::Tensor sum_of_blocks(const GradientList& parts) {
 
 // Output and weights of a block, whose constants are what its mask is made of beside the terms.
 Recomputable results_of_block(ResolvedMask mask, AttentionCall call, BlockOfQueries block,
-                              ResolvedMask whole, bool finite) {
+                              ResolvedMask whole) {
   return [=](const GradientList& inputs, const GradientList& constants) {
     auto part = mask;
     auto own = call;
@@ -202,7 +204,7 @@ Recomputable results_of_block(ResolvedMask mask, AttentionCall call, BlockOfQuer
     put_terms(inputs.begin() + 3, part, own);
     const auto result =
         plain_part(inputs[0].contiguous(), inputs[1], inputs[2], part, own,
-                   part_of_call(block, whole, call, inputs[0].device(), finite));
+                   part_of_call(block, whole, call, inputs[0].device(), /*finite=*/false));
     return GradientList{result.output, result.weights};
   };
 }
@@ -212,7 +214,6 @@ GradientList recorded_gradients(const GradientList& given, const GradientList& g
                                 const ResolvedMask& mask, const AttentionCall& call,
                                 int64_t rows) {
   const auto wide = in_wide_dtypes(given);
-  const bool finite = is_all_finite(wide[0], wide[1], wide[2], call.scoring.scale);
   const auto blocks = blocks_of_queries(mask, rows, KeysOfBlocks::all);
   const auto lists = lists_of_added(mask);
   std::vector<GradientList> inputs{split_rows(wide[0], rows, 2, blocks.size()),
@@ -236,8 +237,8 @@ GradientList recorded_gradients(const GradientList& given, const GradientList& g
     for (auto* list : tensor_lists(part)) {
       for (const auto& tensor : *list) constants.push_back(tensor.detach());
     }
-    const auto found = recomputed_gradients(
-        results_of_block(part, call, blocks[b], mask, finite), of_block, grads, constants);
+    const auto found = recomputed_gradients(results_of_block(part, call, blocks[b], mask),
+                                            of_block, grads, constants);
     for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(found[i]);
   }
   GradientList sums{parts[0][0].defined() ? at::cat(parts[0], 2) : at::Tensor(),
