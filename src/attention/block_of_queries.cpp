@@ -14,22 +14,28 @@ namespace mha::detail {
 namespace {
 
 // At least one key, if there is one, since queries that see none are known by the mask.
-BlockOfQueries block_from(const ResolvedMask& mask, int64_t from, int64_t rows,
-                          KeysOfBlocks keys) {
+Span keys_in_band(const ResolvedMask& mask, const Span& queries) {
   const int64_t all = mask.keys + mask.extra_keys;
-  BlockOfQueries block{from, rows, 0, all};
-  if (keys == KeysOfBlocks::all || all == 0) return block;
+  if (all == 0) return {0, 0};
   const int64_t last_given = std::max<int64_t>(mask.keys - 1, 0);
+  int64_t from = 0, end = all;
   if (mask.band.low != -Band::open) {
-    block.first_key = std::clamp<int64_t>(from + mask.band.low, 0, last_given);
+    from = std::clamp<int64_t>(queries.from + mask.band.low, 0, last_given);
   }
   // Extra keys, which lie behind the given ones, are open to all.
-  int64_t end = all;
   if (mask.band.high != Band::open && mask.extra_keys == 0) {
-    end = std::clamp(from + rows + mask.band.high, block.first_key + 1, all);
+    end = std::clamp(queries.from + queries.count + mask.band.high, from + 1, all);
   }
-  block.keys = end - block.first_key;
-  return block;
+  return {from, end - from};
+}
+
+// [0, whole) in spans of `count`.
+std::vector<Span> spans_of(int64_t whole, int64_t count) {
+  std::vector<Span> spans;
+  for (int64_t from = 0; from < whole; from += count) {
+    spans.push_back({from, std::min(count, whole - from)});
+  }
+  return spans;
 }
 
 double largest_size(const at::Tensor& tensor) {
@@ -40,15 +46,26 @@ double largest_size(const at::Tensor& tensor) {
 
 }  // namespace
 
-ResolvedMask BlockOfQueries::part_of(const ResolvedMask& mask) const {
-  return select_keys(select_rows(mask, from, from + rows), first_key, first_key + keys);
+ResolvedMask BlockOfQueries::part_of_mask(const ResolvedMask& mask) const {
+  const auto planes = select_planes(mask, samples.from, samples.count, heads.from, heads.count);
+  const auto rows = select_rows(planes, queries.from, queries.from + queries.count);
+  return select_keys(rows, keys.from, keys.from + keys.count);
 }
 
-std::vector<BlockOfQueries> blocks_of_queries(const ResolvedMask& mask, int64_t rows,
-                                              KeysOfBlocks keys) {
+std::vector<BlockOfQueries> blocks_of_queries(const ResolvedMask& mask, int64_t kv_heads,
+                                              const BlockSizes& sizes, KeysOfBlocks keys) {
+  const int64_t group = kv_heads > 0 ? mask.heads / kv_heads : 0;
+  const Span all_keys{0, mask.keys + mask.extra_keys};
   std::vector<BlockOfQueries> blocks;
-  for (int64_t from = 0; from < mask.queries; from += rows) {
-    blocks.push_back(block_from(mask, from, std::min(rows, mask.queries - from), keys));
+  for (const auto& samples : spans_of(mask.batch, sizes.samples)) {
+    for (const auto& kv : spans_of(kv_heads, sizes.kv_heads)) {
+      for (const auto& queries : spans_of(mask.queries, sizes.queries)) {
+        const Span seen = keys == KeysOfBlocks::all ? all_keys : keys_in_band(mask, queries);
+        const Span heads{kv.from * group, kv.count * group};
+        blocks.push_back(
+            {samples, heads, kv, queries, seen, static_cast<int64_t>(blocks.size())});
+      }
+    }
   }
   return blocks;
 }
@@ -56,14 +73,17 @@ std::vector<BlockOfQueries> blocks_of_queries(const ResolvedMask& mask, int64_t 
 PlainPart part_of_call(const BlockOfQueries& block, const ResolvedMask& mask,
                        const AttentionCall& call, at::Device device, bool finite) {
   PlainPart part;
-  part.first_query = block.from;
+  part.first_sample = block.samples.from;
+  part.first_head = block.heads.from;
+  part.first_query = block.queries.from;
+  part.first_key = block.keys.from;
+  part.heads = mask.heads;
   part.queries = mask.queries;
-  part.first_key = block.first_key;
   part.finite = finite;
   if (call.dropout > 0 && !device.is_cpu()) {
     // A generator of its own for each block, which draws the same when it is computed again.
     part.generator = at::globalContext().defaultGenerator(device).clone();
-    part.generator.set_current_seed(call.dropout_seed + static_cast<uint64_t>(block.from));
+    part.generator.set_current_seed(call.dropout_seed + static_cast<uint64_t>(block.index));
   }
   return part;
 }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "attention/kernel_attention.h"
-#include "attention/plain_blocks.h"
+#include "attention/plain_gradients.h"
 #include "attention/sink_gradient.h"
 #include "runtime/attention_path.h"
 #include "runtime/given_tensor.h"
@@ -77,9 +77,9 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
       variable_list inputs{q, k, v};
       inputs.insert(inputs.end(), added.begin(), added.end());
       if (sinks.defined()) inputs.push_back(sinks);
-      const int64_t rows = plain_block_rows(q.size(0), q.size(1), q.size(2), k.size(2),
-                                            q.scalar_type(), q.device());
-      grads = plain_gradients(inputs, {grad_outputs[0], grad_weights}, mask, call, rows);
+      const auto sizes =
+          plain_block_sizes(mask, k.size(1), q.scalar_type(), q.device(), call.weights);
+      grads = plain_gradients(inputs, {grad_outputs[0], grad_weights}, mask, call, sizes);
     } else if (grad_output.defined()) {
       const KernelResult result{{saved[3], {}, {saved[4], saved[5]}}};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);

@@ -222,13 +222,16 @@ at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call,
         .bernoulli_(1 - call.dropout, part.generator)
         .div_(1 - call.dropout);
   }
-  const int64_t heads = weights.size(0) * weights.size(1), rows = weights.size(2);
+  const int64_t heads = weights.size(1), rows = weights.size(2);
   const int64_t keys = part.first_key + weights.size(3);  // a row's factors start at key 0
-  const auto kept = uncomputed({weights.size(0), weights.size(1), rows, keys}, at::kFloat);
-  for (int64_t head = 0; head < heads && kept.numel() > 0; ++head) {
-    cpu_kernels().dropout_factors(call.dropout_seed, head * part.queries + part.first_query,
+  const auto kept = uncomputed({weights.size(0), heads, rows, keys}, at::kFloat);
+  const int64_t planes = kept.numel() > 0 ? weights.size(0) * heads : 0;
+  for (int64_t i = 0; i < planes; ++i) {
+    const int64_t plane =
+        (part.first_sample + i / heads) * part.heads + part.first_head + i % heads;
+    cpu_kernels().dropout_factors(call.dropout_seed, plane * part.queries + part.first_query,
                                   rows, keys, dropout_threshold(call.dropout), 1.0f,
-                                  kept.data_ptr<float>() + head * rows * keys);
+                                  kept.data_ptr<float>() + i * rows * keys);
   }
   return kept.narrow(3, part.first_key, weights.size(3))
       .to(weights.scalar_type(), /*non_blocking=*/false, /*copy=*/true,
@@ -282,6 +285,7 @@ AttentionResult plain_attention(const at::Tensor& query, const at::Tensor& key,
   const auto result_dtype = query.scalar_type();
   const auto dtype = plain_dtype(result_dtype);
   PlainPart all;
+  all.heads = query.size(1);
   all.queries = query.size(2);
   const auto result = plain_part(query.to(dtype).contiguous(), key.to(dtype).contiguous(),
                                  value.to(dtype).contiguous(), mask, call, all);

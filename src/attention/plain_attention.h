@@ -24,8 +24,8 @@ constexpr at::ScalarType plain_dtype(at::ScalarType dtype) {
 
 /// Which part of a call is computed, and what is known of all of it.
 struct PlainPart {
-  int64_t first_query = 0, queries = 0;  ///< `queries`: of the call
-  int64_t first_key = 0;
+  int64_t first_sample = 0, first_head = 0, first_query = 0, first_key = 0;
+  int64_t heads = 0, queries = 0;  ///< of the call
   /// Query, also times the scale, key and value are finite, so that nothing behind a mask needs
   /// to be kept away.
   bool finite = false;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "attention/block_of_queries.h"
+#include "attention/plain_gradients.h"
 #include "runtime/attention_path.h"
 #include "runtime/uncomputed.h"
 #include "runtime/wants_gradient.h"
@@ -59,22 +60,30 @@ AttentionResult empty_result(const at::Tensor& query, const at::Tensor& value,
   return result;
 }
 
+AttentionCall part_call(const AttentionCall& call, const BlockOfQueries& block) {
+  AttentionCall part = call;
+  auto& sinks = part.scoring.sinks;
+  if (sinks.defined()) sinks = block.part_of_sinks(sinks);
+  return part;
+}
+
 // Without a graph.
 AttentionResult forward_in_blocks(const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const ResolvedMask& mask,
-                                  const AttentionCall& call, int64_t rows) {
+                                  const AttentionCall& call, const BlockSizes& sizes) {
   const auto dtype = plain_dtype(query.scalar_type());
   const auto k = key.to(dtype).contiguous(), v = value.to(dtype).contiguous();
   const bool finite = is_all_finite(query, k, v, call.scoring.scale);
   const auto result = empty_result(query, value, mask, call);
-  for (const auto& block : blocks_of_queries(mask, rows, KeysOfBlocks::in_band)) {
-    const auto part = plain_part(block.rows_of(query).to(dtype).contiguous(), block.keys_of(k),
-                                 block.keys_of(v), block.part_of(mask), call,
-                                 part_of_call(block, mask, call, query.device(), finite));
-    block.rows_of(result.output).copy_(part.output);
+  for (const auto& block : blocks_of_queries(mask, key.size(1), sizes, KeysOfBlocks::in_band)) {
+    const auto part =
+        plain_part(block.part_of_query(query).to(dtype).contiguous(), block.part_of_key(k),
+                   block.part_of_key(v), block.part_of_mask(mask), part_call(call, block),
+                   part_of_call(block, mask, call, query.device(), finite));
+    block.part_of_query(result.output).copy_(part.output);
     if (!result.weights.defined()) continue;
-    if (block.keys < k.size(2)) result.weights.narrow(-2, block.from, block.rows).zero_();
-    block.pairs_of(result.weights).copy_(part.weights);
+    if (block.keys.count < k.size(2)) block.rows_of_weights(result.weights).zero_();
+    block.part_of_weights(result.weights).copy_(part.weights);
   }
   return result;
 }
@@ -83,7 +92,7 @@ AttentionResult forward_in_blocks(const at::Tensor& query, const at::Tensor& key
 struct BlockSettings : torch::CustomClassHolder {
   ResolvedMask mask;  // its tensors are kept by save_for_backward, which notices changes
   AttentionCall call;
-  int64_t rows = 0;
+  BlockSizes sizes;
 };
 
 class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
@@ -94,12 +103,12 @@ class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
                               const at::Tensor& query, const at::Tensor& key,
                               const at::Tensor& value, at::TensorList added,
                               at::TensorList sinks, const ResolvedMask& mask,
-                              const AttentionCall& call, int64_t rows) {
-    const auto result = forward_in_blocks(query, key, value, mask, call, rows);
+                              const AttentionCall& call, const BlockSizes& sizes) {
+    const auto result = forward_in_blocks(query, key, value, mask, call, sizes);
     auto settings = c10::make_intrusive<BlockSettings>();
     settings->mask = mask;
     settings->call = call;
-    settings->rows = rows;
+    settings->sizes = sizes;
     BlockTensors saved{query, key, value};
     for (auto* list : tensor_lists(settings->mask)) {
       saved.insert(saved.end(), list->begin(), list->end());
@@ -132,35 +141,54 @@ class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
     BlockTensors given{saved[0], saved[1], saved[2]};
     for (const auto& term : added_terms(mask)) given.push_back(term);
     if (call.scoring.sinks.defined()) given.push_back(call.scoring.sinks = *next++);
-    auto grads = plain_gradients(given, grad_results, mask, call, settings->rows);
-    grads.resize(given.size() + 3);  // none for the mask, the call and the rows
+    auto grads = plain_gradients(given, grad_results, mask, call, settings->sizes);
+    grads.resize(given.size() + 3);  // none for the mask, the call and the sizes
     return grads;
   }
 };
 
 }  // namespace
 
-int64_t plain_block_rows(int64_t batch, int64_t heads, int64_t queries, int64_t keys,
-                         at::ScalarType dtype, at::Device device) {
+BlockSizes plain_block_sizes(const ResolvedMask& mask, int64_t kv_heads, at::ScalarType dtype,
+                             at::Device device, Weights weights) {
   constexpr int64_t mib = 1 << 20;
-  const int64_t bytes = bytes_in_environment().value_or((device.is_cpu() ? 64 : 256) * mib);
-  const double row =
-      static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(keys) *
-      static_cast<double>(c10::elementSize(plain_dtype(dtype))) * tensors_at_once;
-  const double fitting = static_cast<double>(bytes) / std::max(row, 1.0);
-  if (fitting >= static_cast<double>(queries)) return std::max<int64_t>(queries, 1);
-  const auto rows = std::max<int64_t>(static_cast<int64_t>(fitting), 1);
+  const int64_t bytes = bytes_in_environment().value_or((device.is_cpu() ? 32 : 256) * mib);
+  const auto number = static_cast<double>(c10::elementSize(plain_dtype(dtype)));
+  const double pairs = static_cast<double>(bytes) / tensors_at_once / number;
+  // As many as fit of what takes `each` pairs, at least 1.
+  const auto fitting = [&](int64_t count, double each) {
+    const double fit = pairs / std::max(each, 1.0);
+    return fit >= static_cast<double>(count) ? std::max<int64_t>(count, 1)
+                                             : std::max<int64_t>(static_cast<int64_t>(fit), 1);
+  };
+  const bool averages = weights == Weights::averaged;
+  const int64_t all_heads = std::max<int64_t>(kv_heads, 1);
+  const double group = static_cast<double>(mask.heads) / static_cast<double>(all_heads);
+  const double of_query = group * static_cast<double>(mask.keys + mask.extra_keys);
+  const double of_head = of_query * static_cast<double>(mask.queries);
+  BlockSizes sizes{fitting(mask.batch, of_head * static_cast<double>(all_heads)), all_heads,
+                   mask.queries};
+  if (!averages) sizes.kv_heads = fitting(all_heads, of_head);
+  sizes.queries =
+      fitting(mask.queries, of_query * static_cast<double>(averages ? all_heads : 1));
   constexpr int64_t tile = 8;  // of which products leave no rest
-  return rows < tile ? rows : rows / tile * tile;
+  if (sizes.queries < mask.queries && sizes.queries > tile)
+    sizes.queries -= sizes.queries % tile;
+  return sizes;
+}
+
+bool is_one_block(const BlockSizes& sizes, const ResolvedMask& mask, int64_t kv_heads) {
+  return sizes.samples >= mask.batch && sizes.kv_heads >= kv_heads &&
+         sizes.queries >= mask.queries;
 }
 
 AttentionResult plain_attention_in_blocks(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const ResolvedMask& mask,
-                                          const AttentionCall& call, int64_t rows) {
+                                          const AttentionCall& call, const BlockSizes& sizes) {
   const auto added = added_terms(mask);
   auto followed = added;
   followed.insert(followed.end(), {query, key, value, call.scoring.sinks});
-  if (rows >= query.size(2) || is_followed(followed) ||
+  if (is_one_block(sizes, mask, key.size(1)) || is_followed(followed) ||
       !fits_in_blocks(query.device(), call.dropout)) {
     return plain_attention(query, key, value, mask, call);
   }
@@ -170,21 +198,21 @@ AttentionResult plain_attention_in_blocks(const at::Tensor& query, const at::Ten
     seeded.dropout_seed = static_cast<uint64_t>(seed.item<int64_t>());
   }
   if (!at::GradMode::is_enabled() || !any_requires_grad(followed)) {
-    return forward_in_blocks(query, key, value, mask, seeded, rows);
+    return forward_in_blocks(query, key, value, mask, seeded, sizes);
   }
   BlockTensors sinks;
   if (call.scoring.sinks.defined()) sinks.push_back(call.scoring.sinks);
   const auto results = BlockedAttention::apply(query, key, value, at::TensorList(added),
-                                               at::TensorList(sinks), mask, seeded, rows);
+                                               at::TensorList(sinks), mask, seeded, sizes);
   return {results[0], results.size() > 1 ? results[1] : at::Tensor(), {}};
 }
 
 AttentionResult plain_attention_in_blocks(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const ResolvedMask& mask,
                                           const AttentionCall& call) {
-  const int64_t rows = plain_block_rows(query.size(0), query.size(1), query.size(2),
-                                        key.size(2), query.scalar_type(), query.device());
-  return plain_attention_in_blocks(query, key, value, mask, call, rows);
+  const auto sizes =
+      plain_block_sizes(mask, key.size(1), query.scalar_type(), query.device(), call.weights);
+  return plain_attention_in_blocks(query, key, value, mask, call, sizes);
 }
 
 }  // namespace mha::detail

@@ -7,33 +7,34 @@
 
 namespace mha::detail {
 
-/// How many queries at a time the composition of ATen calls computes, so that what it holds for
-/// them stays within 64 MiB on the CPU and 256 MiB elsewhere, or within `MHA_BLOCK_BYTES` bytes
-/// if that is set in the environment; at least one query. As many as there are: all at once.
-int64_t plain_block_rows(int64_t batch, int64_t heads, int64_t queries, int64_t keys,
-                         at::ScalarType dtype, at::Device device);
+/// What a block has of each dimension.
+struct BlockSizes {
+  int64_t samples, kv_heads, queries;
+};
 
-/// `plain_attention` in blocks of `rows` queries: the forward and gradients of any order hold
-/// (N, H, rows, S) tensors instead of (N, H, L, S), but for weights that are asked for.
+/// The blocks that the composition of ATen calls is computed in, so that what it holds for one
+/// stays within 32 MiB on the CPU and 256 MiB elsewhere, or within `MHA_BLOCK_BYTES` bytes if
+/// that is set in the environment; at least one query of the heads that share keys. Averaged
+/// weights take all heads at once.
+BlockSizes plain_block_sizes(const ResolvedMask& mask, int64_t kv_heads, at::ScalarType dtype,
+                             at::Device device, Weights weights);
+
+/// Whether all of a call is one block.
+bool is_one_block(const BlockSizes& sizes, const ResolvedMask& mask, int64_t kv_heads);
+
+/// `plain_attention` in blocks: the forward and gradients of any order hold tensors of the
+/// pairs in a block instead of (N, H, L, S), but for weights that are asked for.
 ///
 /// The numbers are those of one block up to the order of the sums in the products and, behind a
 /// band that cuts keys off, in the softmax. Dropout keeps the same weights on the CPU, whatever
 /// the blocks.
 AttentionResult plain_attention_in_blocks(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const ResolvedMask& mask,
-                                          const AttentionCall& call, int64_t rows);
+                                          const AttentionCall& call, const BlockSizes& sizes);
 
-/// The same with `plain_block_rows`.
+/// The same with `plain_block_sizes`.
 AttentionResult plain_attention_in_blocks(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const ResolvedMask& mask,
                                           const AttentionCall& call);
-
-/// Gradients of `given`, which are query, key, value, the terms that the mask adds and the
-/// sinks, if any, from those of output and weights, which may be undefined. They have gradients
-/// themselves if gradients are recorded.
-std::vector<at::Tensor> plain_gradients(const std::vector<at::Tensor>& given,
-                                        const std::vector<at::Tensor>& grad_results,
-                                        const ResolvedMask& mask, const AttentionCall& call,
-                                        int64_t rows);
 
 }  // namespace mha::detail

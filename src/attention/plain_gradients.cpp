@@ -1,7 +1,7 @@
+#include "attention/plain_gradients.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 #include "attention/block_of_queries.h"
 #include "attention/gradients.h"
-#include "attention/plain_blocks.h"
 #include "attention/recomputed.h"
+#include "attention/tensor_parts.h"
 #include "runtime/attention_path.h"
 
 namespace mha::detail {
@@ -21,15 +21,6 @@ using GradientList = std::vector<at::Tensor>;
 // What gradients of terms and sinks are summed in.
 at::ScalarType sum_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : dtype;
-}
-
-// The lists that a mask's added terms are in, one entry for each term.
-std::vector<MaskList> lists_of_added(const ResolvedMask& mask) {
-  std::vector<MaskList> lists;
-  for (const MaskList& list : mask_lists) {
-    if (list.is_added()) lists.insert(lists.end(), (mask.*list.tensors).size(), list);
-  }
-  return lists;
 }
 
 // Puts tensors in the place of a mask's terms and a call's sinks. Gives those behind them.
@@ -56,46 +47,18 @@ GradientList composed_gradients(const GradientList& given, const GradientList& g
                    create_graph);
 }
 
-// Sums of a backward without a graph, in the wide dtype, defined where a gradient arrived.
-class GradientSums {
- public:
-  GradientSums(const GradientList& wide, const ResolvedMask& mask)
-      : wide_(wide), sums_(wide.size()), mask_(mask) {}
-
-  // Of leaves as `BlockLeaves` has them.
-  void add(const BlockOfQueries& block, const GradientList& grads) {
-    for (size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i].defined() && !sums_[i].defined()) {
-        sums_[i] = at::zeros(wide_[i].sizes(), wide_[i].options());
-      }
-    }
-    if (grads[0].defined()) block.rows_of(sums_[0]).copy_(grads[0]);
-    for (const size_t i : {1, 2}) {
-      if (grads[i].defined()) block.keys_of(sums_[i]).add_(grads[i]);
-    }
-    // The parts of the sums are those of the terms.
-    auto sums = mask_;
-    size_t i = 3;
-    for (auto* list : added_lists(sums)) {
-      for (auto& term : *list) {
-        if (sums_[i].defined()) term = sums_[i];
-        ++i;
-      }
-    }
-    i = 3;
-    for (const auto& sum : added_terms(block.part_of(sums))) {
-      if (grads[i].defined()) sum.add_(grads[i]);
-      ++i;
-    }
-    if (i < grads.size() && grads[i].defined()) sums_[i].add_(grads[i]);
+// The part of each given tensor in a block, as a view. `whole` is the call's mask.
+GradientList parts_in_block(const GradientList& given, const BlockOfQueries& block,
+                            ResolvedMask mask, AttentionCall call) {
+  put_terms(given.begin() + 3, mask, call);
+  GradientList parts{block.part_of_query(given[0]), block.part_of_key(given[1]),
+                     block.part_of_key(given[2])};
+  for (const auto& term : added_terms(block.part_of_mask(mask))) parts.push_back(term);
+  if (call.scoring.sinks.defined()) {
+    parts.push_back(block.part_of_sinks(call.scoring.sinks));
   }
-
-  const GradientList& sums() const { return sums_; }
-
- private:
-  GradientList wide_, sums_;
-  ResolvedMask mask_;
-};
+  return parts;
+}
 
 // Given tensors in the dtypes that their gradients are summed in, keys and values contiguous.
 GradientList in_wide_dtypes(const GradientList& given) {
@@ -103,97 +66,17 @@ GradientList in_wide_dtypes(const GradientList& given) {
   GradientList wide;
   for (const auto& tensor : given) wide.push_back(tensor.to(sum_dtype(tensor, dtype)));
   for (const size_t i : {1, 2}) wide[i] = wide[i].contiguous();
+  if (at::GradMode::is_enabled()) return wide;
+  // A copy that nobody records says what was wanted of its original.
+  for (size_t i = 0; i < wide.size(); ++i) {
+    wide[i] = wide[i].detach().requires_grad_(given[i].requires_grad());
+  }
   return wide;
 }
 
-GradientList block_gradients(const BlockOfQueries& block, const GradientList& wide,
-                             const std::vector<bool>& wanted, const GradientList& grad_results,
-                             const ResolvedMask& mask, AttentionCall call,
-                             const PlainPart& of_call) {
-  at::AutoGradMode enable_grad(true);
-  auto part = block.part_of(mask);
-  GradientList leaves{block.rows_of(wide[0]).contiguous(), block.keys_of(wide[1]),
-                      block.keys_of(wide[2])};
-  for (const auto& term : added_terms(part)) leaves.push_back(term);
-  if (call.scoring.sinks.defined()) leaves.push_back(wide.back());
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    leaves[i] = leaves[i].detach().requires_grad_(wanted[i]);
-  }
-  put_terms(leaves.begin() + 3, part, call);
-  const auto result = plain_part(leaves[0], leaves[1], leaves[2], part, call, of_call);
-  const auto dtype = leaves[0].scalar_type();
-  GradientList grads(2);
-  if (grad_results[0].defined()) grads[0] = block.rows_of(grad_results[0]).to(dtype);
-  if (grad_results[1].defined()) grads[1] = block.pairs_of(grad_results[1]).to(dtype);
-  return gradients({result.output, result.weights}, grads, leaves, /*create_graph=*/false);
-}
-
-GradientList gradients_in_blocks(const GradientList& given, const GradientList& grad_results,
-                                 const ResolvedMask& mask, const AttentionCall& call,
-                                 int64_t rows) {
-  const auto wide = in_wide_dtypes(given);
-  std::vector<bool> wanted;
-  for (const auto& tensor : given) wanted.push_back(tensor.requires_grad());
-  auto of_sums = mask;
-  auto in_wide = call;
-  put_terms(wide.begin() + 3, of_sums, in_wide);
-  // A gradient of NaN must not reach keys that nobody sees either.
-  const bool finite = is_all_finite(wide[0], wide[1], wide[2], call.scoring.scale) &&
-                      is_known_finite(grad_results[0]) && is_known_finite(grad_results[1]);
-  GradientSums sums(wide, of_sums);
-  for (const auto& block : blocks_of_queries(mask, rows, KeysOfBlocks::in_band)) {
-    const auto part = part_of_call(block, mask, call, wide[0].device(), finite);
-    sums.add(block, block_gradients(block, wide, wanted, grad_results, of_sums, in_wide, part));
-  }
-  return sums.sums();
-}
-
-// A tensor's rows in each block, as views of which autograd has one node.
-GradientList split_rows(const at::Tensor& tensor, int64_t rows, int64_t dim, size_t blocks) {
-  return tensor.defined() ? tensor.split(rows, dim) : GradientList(blocks);
-}
-
-// A term's part in each block, with all keys.
-GradientList split_term(const at::Tensor& term, const MaskList& list, const ResolvedMask& mask,
-                        const std::vector<BlockOfQueries>& blocks) {
-  if (list.has(Axis::query) && term.size(2) == mask.queries) {
-    return split_rows(term, blocks[0].rows, 2, blocks.size());
-  }
-  if (!list.has(Axis::distance)) return GradientList(blocks.size(), term);
-  GradientList parts;
-  for (const auto& block : blocks) {
-    parts.push_back(term.narrow(3, mask.queries - block.from - block.rows,
-                                count_distances(block.rows, mask.keys)));
-  }
-  return parts;
-}
-
-// What `split_term` took apart.
-at::Tensor joined_term(const GradientList& parts, const at::Tensor& term, const MaskList& list,
-                       const ResolvedMask& mask, const std::vector<BlockOfQueries>& blocks) {
-  if (!parts[0].defined()) return {};
-  if (list.has(Axis::query) && term.size(2) == mask.queries) return at::cat(parts, 2);
-  at::Tensor sum;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    auto part = parts[i];
-    if (list.has(Axis::distance)) {
-      part = at::constant_pad_nd(
-          part, {mask.queries - blocks[i].from - blocks[i].rows, blocks[i].from});
-    }
-    sum = sum.defined() ? sum + part : part;
-  }
-  return sum;
-}
-
-at::Tensor sum_of_blocks(const GradientList& parts) {
-  at::Tensor sum = parts[0];
-  for (size_t i = 1; i < parts.size() && sum.defined(); ++i) sum = sum + parts[i];
-  return sum;
-}
-
 // Output and weights of a block, whose constants are what its mask is made of beside the terms.
-Recomputable results_of_block(ResolvedMask mask, AttentionCall call, BlockOfQueries block,
-                              ResolvedMask whole) {
+Recomputable results_of_block(const ResolvedMask& mask, const AttentionCall& call,
+                              const PlainPart& of_call) {
   return [=](const GradientList& inputs, const GradientList& constants) {
     auto part = mask;
     auto own = call;
@@ -202,51 +85,107 @@ Recomputable results_of_block(ResolvedMask mask, AttentionCall call, BlockOfQuer
       for (auto& tensor : *list) tensor = *next++;
     }
     put_terms(inputs.begin() + 3, part, own);
+    auto now = of_call;  // with a generator that has drawn nothing
+    if (now.generator.defined()) now.generator = now.generator.clone();
     const auto result =
-        plain_part(inputs[0].contiguous(), inputs[1], inputs[2], part, own,
-                   part_of_call(block, whole, call, inputs[0].device(), /*finite=*/false));
+        plain_part(inputs[0].contiguous(), inputs[1], inputs[2], part, own, now);
     return GradientList{result.output, result.weights};
   };
 }
 
-// With a graph of nodes that keep what they were given, and no more.
-GradientList recorded_gradients(const GradientList& given, const GradientList& grad_results,
-                                const ResolvedMask& mask, const AttentionCall& call,
-                                int64_t rows) {
-  const auto wide = in_wide_dtypes(given);
-  const auto blocks = blocks_of_queries(mask, rows, KeysOfBlocks::all);
-  const auto lists = lists_of_added(mask);
-  std::vector<GradientList> inputs{split_rows(wide[0], rows, 2, blocks.size()),
-                                   GradientList(blocks.size(), wide[1]),
-                                   GradientList(blocks.size(), wide[2])};
-  for (size_t i = 0; i < lists.size(); ++i) {
-    inputs.push_back(split_term(wide[3 + i], lists[i], mask, blocks));
-  }
-  if (call.scoring.sinks.defined()) inputs.emplace_back(blocks.size(), wide.back());
-  const auto grad_rows = split_rows(grad_results[0], rows, -2, blocks.size());
-  const auto grad_weights = split_rows(grad_results[1], rows, -2, blocks.size());
+// What a backward of one block takes beside the inputs: gradients in the wide dtype.
+GradientList grads_in_block(const GradientList& grad_results, const BlockOfQueries& block,
+                            at::ScalarType dtype) {
+  GradientList grads(2);
+  if (grad_results[0].defined()) grads[0] = block.part_of_query(grad_results[0]).to(dtype);
+  if (grad_results[1].defined()) grads[1] = block.part_of_weights(grad_results[1]).to(dtype);
+  return grads;
+}
 
-  std::vector<GradientList> parts(inputs.size());  // of each input, of each block
+GradientList constants_of(const ResolvedMask& part) {
+  GradientList constants;
+  for (auto* list : tensor_lists(part)) {
+    for (const auto& tensor : *list) constants.push_back(tensor.detach());
+  }
+  return constants;
+}
+
+GradientList gradients_in_blocks(const GradientList& wide, const GradientList& grad_results,
+                                 const ResolvedMask& mask, const AttentionCall& call,
+                                 const BlockSizes& sizes) {
+  // A gradient of NaN must not reach keys that nobody sees either.
+  const bool finite = is_all_finite(wide[0], wide[1], wide[2], call.scoring.scale) &&
+                      is_known_finite(grad_results[0]) && is_known_finite(grad_results[1]);
+  GradientList sums(wide.size());
+  for (const auto& block :
+       blocks_of_queries(mask, wide[1].size(1), sizes, KeysOfBlocks::in_band)) {
+    const auto part = block.part_of_mask(mask);
+    auto inputs = parts_in_block(wide, block, mask, call);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = inputs[i].detach().requires_grad_(wide[i].requires_grad());
+    }
+    const auto found = recomputed_gradients(
+        results_of_block(part, call, part_of_call(block, mask, call, wide[0].device(), finite)),
+        inputs, grads_in_block(grad_results, block, wide[0].scalar_type()), constants_of(part));
+    // Tensors that get no gradient stand in for their sums.
+    auto places = wide;
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (!found[i].defined()) continue;
+      if (!sums[i].defined()) sums[i] = at::zeros(wide[i].sizes(), wide[i].options());
+      places[i] = sums[i];
+    }
+    places = parts_in_block(places, block, mask, call);
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (found[i].defined()) places[i].add_(found[i]);
+    }
+  }
+  return sums;
+}
+
+// With a graph of nodes that keep what they were given, and no more.
+GradientList recorded_gradients(const GradientList& wide, const GradientList& grad_results,
+                                const ResolvedMask& mask, const AttentionCall& call,
+                                const BlockSizes& sizes) {
+  const auto blocks = blocks_of_queries(mask, wide[1].size(1), sizes, KeysOfBlocks::all);
+  GradientList places;
+  for (const auto& tensor : wide) places.push_back(tensor.detach());
+  const auto all = [&](size_t i) {
+    return [=](const at::Tensor& tensor, size_t b) {
+      auto whole = places;
+      whole[i] = tensor;
+      return parts_in_block(whole, blocks[b], mask, call)[i];
+    };
+  };
+  const auto of_grads = [&](size_t i) {
+    return [=](const at::Tensor& tensor, size_t b) {
+      return i == 0 ? blocks[b].part_of_query(tensor) : blocks[b].part_of_weights(tensor);
+    };
+  };
+  const auto dtype = wide[0].scalar_type();
+  std::vector<GradientList> inputs, grads, found(wide.size());  // of each tensor, in each block
+  for (size_t i = 0; i < wide.size(); ++i) {
+    inputs.push_back(parts_of(wide[i], blocks.size(), all(i)));
+  }
+  for (size_t i = 0; i < grad_results.size(); ++i) {
+    const auto& grad = grad_results[i];
+    grads.push_back(grad.defined() ? parts_of(grad.to(dtype), blocks.size(), of_grads(i))
+                                   : GradientList(blocks.size()));
+  }
   for (size_t b = 0; b < blocks.size(); ++b) {
-    GradientList of_block, constants, grads{grad_rows[b], grad_weights[b]};
+    GradientList of_block;
     for (const auto& input : inputs) of_block.push_back(input[b]);
-    for (auto& grad : grads) {
-      if (grad.defined()) grad = grad.to(wide[0].scalar_type());
-    }
-    const auto part = blocks[b].part_of(mask);
-    for (auto* list : tensor_lists(part)) {
-      for (const auto& tensor : *list) constants.push_back(tensor.detach());
-    }
-    const auto found = recomputed_gradients(results_of_block(part, call, blocks[b], mask),
-                                            of_block, grads, constants);
-    for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(found[i]);
+    const auto part = blocks[b].part_of_mask(mask);
+    // What gradients of gradients will be is not known to be finite.
+    const auto of_call =
+        part_of_call(blocks[b], mask, call, wide[0].device(), /*finite=*/false);
+    const auto of_inputs = recomputed_gradients(results_of_block(part, call, of_call), of_block,
+                                                {grads[0][b], grads[1][b]}, constants_of(part));
+    for (size_t i = 0; i < found.size(); ++i) found[i].push_back(of_inputs[i]);
   }
-  GradientList sums{parts[0][0].defined() ? at::cat(parts[0], 2) : at::Tensor(),
-                    sum_of_blocks(parts[1]), sum_of_blocks(parts[2])};
-  for (size_t i = 0; i < lists.size(); ++i) {
-    sums.push_back(joined_term(parts[3 + i], wide[3 + i], lists[i], mask, blocks));
+  GradientList sums(wide.size());
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (found[i][0].defined()) sums[i] = sum_of_parts(found[i], wide[i].sizes(), all(i));
   }
-  if (call.scoring.sinks.defined()) sums.push_back(sum_of_blocks(parts.back()));
   return sums;
 }
 
@@ -254,17 +193,18 @@ GradientList recorded_gradients(const GradientList& given, const GradientList& g
 
 GradientList plain_gradients(const GradientList& given, const GradientList& grad_results,
                              const ResolvedMask& mask, const AttentionCall& call,
-                             int64_t rows) {
+                             const BlockSizes& sizes) {
   GradientList grads{grad_results[0], grad_results.size() > 1 ? grad_results[1] : at::Tensor()};
   if (!grads[0].defined() && !grads[1].defined()) return GradientList(given.size());
-  if (rows >= mask.queries || is_followed(grads)) {
+  if (is_one_block(sizes, mask, given[1].size(1)) || is_followed(grads)) {
     return composed_gradients(given, grads, mask, call);
   }
   for (auto& grad : grads) {
     if (grad.defined() && grad._is_zerotensor()) grad = at::zeros(grad.sizes(), grad.options());
   }
-  auto found = at::GradMode::is_enabled() ? recorded_gradients(given, grads, mask, call, rows)
-                                          : gradients_in_blocks(given, grads, mask, call, rows);
+  const auto wide = in_wide_dtypes(given);
+  auto found = at::GradMode::is_enabled() ? recorded_gradients(wide, grads, mask, call, sizes)
+                                          : gradients_in_blocks(wide, grads, mask, call, sizes);
   for (size_t i = 0; i < given.size(); ++i) {
     if (found[i].defined()) found[i] = found[i].to(given[i].scalar_type());
   }

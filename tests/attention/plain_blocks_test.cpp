@@ -64,9 +64,9 @@ struct Outcome {
   Tensors results, grads;
 };
 
-Outcome outcome_of(const Leaves& leaves, const BlockInputs& in, int64_t rows) {
+Outcome outcome_of(const Leaves& leaves, const BlockInputs& in, const BlockSizes& sizes) {
   const auto result = plain_attention_in_blocks(leaves.all[0], leaves.all[1], leaves.all[2],
-                                                leaves.mask, leaves.call, rows);
+                                                leaves.mask, leaves.call, sizes);
   Outcome outcome{{result.output}, {in.grad_output}};
   if (result.weights.defined()) {
     outcome.results.push_back(result.weights);
@@ -75,25 +75,41 @@ Outcome outcome_of(const Leaves& leaves, const BlockInputs& in, int64_t rows) {
   return outcome;
 }
 
+BlockSizes all_of(const AttentionSetting& s) {
+  return {s.batch, s.kv_heads, s.queries};
+}
+
+// A few queries of all, of each head and of each sample; whole heads; and whole samples.
+// Averaged weights are of all heads.
+std::vector<BlockSizes> blocks_for(const AttentionSetting& s, int64_t few) {
+  const bool averages = s.call.weights == Weights::averaged;
+  const int64_t kv_heads = averages ? s.kv_heads : 1;
+  return {{s.batch, s.kv_heads, few},
+          {1, kv_heads, 7},
+          {2, averages ? s.kv_heads : 2, 64},
+          {1, s.kv_heads, s.queries}};
+}
+
 // Results and gradients of the leaves.
-Tensors attend(const AttentionSetting& s, const BlockInputs& in, int64_t rows) {
+Tensors attend(const AttentionSetting& s, const BlockInputs& in, const BlockSizes& sizes) {
   const auto leaves = leaves_of(s, in);
-  const auto outcome = outcome_of(leaves, in, rows);
+  const auto outcome = outcome_of(leaves, in, sizes);
   auto all = torch::autograd::grad(outcome.results, leaves.all, outcome.grads);
   for (const auto& result : outcome.results) all.push_back(result.detach());
   const at::NoGradGuard no_grad;
-  for (const auto& result : outcome_of(leaves, in, rows).results) all.push_back(result);
+  for (const auto& result : outcome_of(leaves, in, sizes).results) all.push_back(result);
   return all;
 }
 
 void expect_equal(const Tensors& actual, const Tensors& expected, const AttentionSetting& s,
-                  int64_t rows, double within = tolerance) {
+                  const BlockSizes& sizes, double within = tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     ASSERT_EQ(actual[i].defined(), expected[i].defined()) << i;
     if (!actual[i].defined()) continue;
     ASSERT_TRUE(is_close(actual[i], expected[i], within))
-        << "result " << i << "; rows " << rows << "; " << s;
+        << "result " << i << "; block " << sizes.samples << ", " << sizes.kv_heads << ", "
+        << sizes.queries << "; " << s;
   }
 }
 
@@ -102,17 +118,18 @@ TEST(PlainBlocksTest, ResultsAndGradientsAreThoseOfOneBlock) {
     SCOPED_TRACE(seed);
     const auto s = draw_setting(seed);
     const auto inputs = draw_block_inputs(s, seed);
-    const auto expected = attend(s, inputs, s.queries);
-    for (const int64_t rows : {seed % 4 == 0 ? 1 : 3, 7, 64}) {
-      expect_equal(attend(s, inputs, rows), expected, s, rows);
+    const auto expected = attend(s, inputs, all_of(s));
+    for (const auto& sizes : blocks_for(s, seed % 4 == 0 ? 1 : 3)) {
+      expect_equal(attend(s, inputs, sizes), expected, s, sizes);
     }
   }
 }
 
 // By the gradients too, and by their upstream gradients.
-Tensors second_order(const AttentionSetting& s, const BlockInputs& in, int64_t rows) {
+Tensors second_order(const AttentionSetting& s, const BlockInputs& in,
+                     const BlockSizes& sizes) {
   const auto leaves = leaves_of(s, in);
-  const auto outcome = outcome_of(leaves, in, rows);
+  const auto outcome = outcome_of(leaves, in, sizes);
   Tensors upstream;
   for (const auto& grad : outcome.grads) upstream.push_back(test::leaf(grad));
   const auto first = torch::autograd::grad(outcome.results, leaves.all, upstream,
@@ -141,10 +158,10 @@ TEST(PlainBlocksTest, GradientsOfGradientsAreThoseOfOneBlock) {
     auto s = draw_setting(seed);
     if (s.queries * s.keys > 3000) continue;
     const auto inputs = draw_block_inputs(s, seed);
-    const auto expected = second_order(s, inputs, s.queries);
-    for (const int64_t rows : {3, 16}) {
+    const auto expected = second_order(s, inputs, all_of(s));
+    for (const auto& sizes : blocks_for(s, 5)) {
       // The third order sums products of many numbers.
-      expect_equal(second_order(s, inputs, rows), expected, s, rows, 1e-8);
+      expect_equal(second_order(s, inputs, sizes), expected, s, sizes, 1e-8);
     }
   }
 }
