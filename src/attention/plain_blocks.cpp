@@ -178,8 +178,9 @@ BlockSizes plain_block_sizes(const ResolvedMask& mask, int64_t kv_heads, at::Sca
 }
 
 bool is_one_block(const BlockSizes& sizes, const ResolvedMask& mask, int64_t kv_heads) {
-  return sizes.samples >= mask.batch && sizes.kv_heads >= kv_heads &&
-         sizes.queries >= mask.queries;
+  const bool is_empty = mask.batch == 0 || kv_heads == 0 || mask.queries == 0;
+  return is_empty || (sizes.samples >= mask.batch && sizes.kv_heads >= kv_heads &&
+                      sizes.queries >= mask.queries);
 }
 
 AttentionResult plain_attention_in_blocks(const at::Tensor& query, const at::Tensor& key,

@@ -2,6 +2,8 @@
 // results, weights, gradients and gradients of gradients, for every mask and option, whatever
 // lies behind a mask, in memory for one block. Blocks change the order of sums in float64, so
 // that numbers of order 1, of which some hundred are summed, agree to 1e-11.
+#include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "attention/plain_blocks.h"
@@ -165,6 +167,137 @@ TEST(PlainBlocksTest, GradientsOfGradientsAreThoseOfOneBlock) {
     }
   }
 }
+
+at::Tensor with_nan(const at::Tensor& tensor, const at::Tensor& rows) {
+  return tensor.masked_fill(rows.unsqueeze(-1), NAN);
+}
+
+// Behind a mask, and in a key and a query that others see.
+TEST(PlainBlocksTest, NaNReachesWhatItReachesInOneBlock) {
+  for (int64_t seed = 300; seed < 340; ++seed) {
+    SCOPED_TRACE(seed);
+    const auto s = draw_setting(seed);
+    auto inputs = draw_block_inputs(s, seed);
+    const auto mask = resolved_mask(s);
+    auto allowed = allowed_pairs(mask, at::kCPU);
+    if (!allowed.defined()) allowed = torch::ones({1, 1, 1, 1}, torch::kBool);
+    allowed = allowed.expand({s.batch, s.heads, s.queries, s.keys + s.extra});
+    auto keys = allowed.any(2)
+                    .view({s.batch, s.kv_heads, s.heads / s.kv_heads, -1})
+                    .any(2)
+                    .logical_not();
+    auto queries = allowed.any(3).logical_not();
+    if (seed % 2) {
+      keys.select(2, keys.size(2) / 2).fill_(true);
+      queries.select(2, queries.size(2) / 2).fill_(true);
+    }
+    inputs.query = with_nan(inputs.query, queries);
+    inputs.key = with_nan(inputs.key, keys);
+    inputs.value = with_nan(inputs.value, keys);
+    const auto expected = attend(s, inputs, all_of(s));
+    for (const auto& sizes : blocks_for(s, 5)) {
+      expect_equal(attend(s, inputs, sizes), expected, s, sizes);
+    }
+  }
+}
+
+TEST(PlainBlocksTest, WithoutQueriesOrKeysEveryResultIsComputed) {
+  for (int64_t seed = 0; seed < 24; ++seed) {
+    SCOPED_TRACE(seed);
+    auto s = draw_setting(seed);
+    s.mask = seed % 2 ? Mask::causal() : Mask();
+    s.extra = seed % 3;
+    (seed % 4 < 3 ? s.keys : s.queries) = 0;
+    const auto inputs = draw_block_inputs(s, seed);
+    const auto expected = attend(s, inputs, all_of(s));
+    for (const auto& sizes :
+         {BlockSizes{s.batch, s.kv_heads, 3}, BlockSizes{1, s.kv_heads, 7}}) {
+      expect_equal(attend(s, inputs, sizes), expected, s, sizes);
+    }
+  }
+}
+
+// Sums are float32 in either, and only then rounded.
+TEST(PlainBlocksTest, HalfTypesAreSummedInFloat) {
+  const auto mask = resolve(Mask::causal(), {{}, 2, 4, 90, 90}, at::kCPU);
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    torch::manual_seed(1);
+    Tensors leaves, grads[2];
+    for (int64_t i = 0; i < 3; ++i) leaves.push_back(test::leaf(torch::randn({2, 4, 90, 16})));
+    for (auto& one : leaves) one = test::leaf(one.detach().to(dtype));
+    for (const int64_t rows : {90, 4}) {
+      const auto result = plain_attention_in_blocks(leaves[0], leaves[1], leaves[2], mask,
+                                                    call_for(16), {2, 1, rows});
+      ASSERT_EQ(result.output.scalar_type(), dtype);
+      grads[rows == 4] =
+          torch::autograd::grad({result.output}, leaves, {torch::ones_like(result.output)});
+      grads[rows == 4].push_back(result.output.detach());
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      ASSERT_EQ(grads[1][i].scalar_type(), dtype);
+      // Of sums of up to 90 numbers, whose last bit may differ.
+      EXPECT_TRUE(is_close(grads[1][i], grads[0][i], 64 * test::unit_roundoff(dtype))) << i;
+    }
+  }
+}
+
+TEST(PlainBlocksTest, ChangesInPlaceBeforeABackwardAreNoticed) {
+  const auto q = test::leaf(torch::randn({1, 2, 9, 4}, torch::kDouble));
+  const auto k = torch::randn({1, 2, 9, 4}, torch::kDouble);
+  const auto keep = torch::ones({9, 9}, torch::kBool);
+  const auto mask = resolve(Mask::keep(keep), {{}, 1, 2, 9, 9}, at::kCPU);
+  for (const auto& changed : {k, keep}) {
+    const auto output = plain_attention_in_blocks(q, k, k, mask, call_for(4), {1, 1, 4}).output;
+    changed.fill_(1);
+    EXPECT_THROW(output.sum().backward(), c10::Error);
+  }
+}
+
+// float64: 8 bytes a pair, 8 tensors at once, 32 MiB.
+TEST(PlainBlocksTest, BlocksHoldNoMoreThanTheyMay) {
+  const auto sizes_of = [](AttentionSizes sizes, Weights weights) {
+    return plain_block_sizes(resolve(Mask(), sizes, at::kCPU), 4, at::kDouble, at::kCPU,
+                             weights);
+  };
+  if (std::getenv("MHA_BLOCK_BYTES")) GTEST_SKIP() << "MHA_BLOCK_BYTES is set";
+  const auto is = [](const BlockSizes& sizes, int64_t samples, int64_t heads, int64_t queries) {
+    return sizes.samples == samples && sizes.kv_heads == heads && sizes.queries == queries;
+  };
+  EXPECT_TRUE(is(sizes_of({{}, 2, 8, 128, 128}, Weights::none), 2, 4, 128));
+  EXPECT_TRUE(is(sizes_of({{}, 8, 8, 128, 128}, Weights::none), 4, 4, 128));
+  EXPECT_TRUE(is(sizes_of({{}, 8, 8, 512, 256}, Weights::none), 1, 2, 512));
+  EXPECT_TRUE(is(sizes_of({{}, 8, 8, 2048, 2048}, Weights::none), 1, 1, 128));
+  EXPECT_TRUE(is(sizes_of({{}, 8, 8, 2048, 2048}, Weights::averaged), 1, 4, 32));
+  EXPECT_TRUE(is(sizes_of({{}, 8, 8, 4, 1 << 26}, Weights::none), 1, 1, 1));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// One map of one head would be 128 MiB.
+TEST(PlainBlocksTest, NoMapIsHeld) {
+  if (std::getenv("MHA_BLOCK_BYTES")) GTEST_SKIP() << "MHA_BLOCK_BYTES is set";
+  constexpr int64_t length = 4096;
+  Tensors leaves;
+  for (int64_t i = 0; i < 3; ++i) {
+    leaves.push_back(test::leaf(torch::randn({1, 4, length, 32}, torch::kDouble)));
+  }
+  const auto options = AttentionOptions().weights(Weights::none);
+  const test::ThreadCount threads(2);
+  const auto attend = [&] {
+    return scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], Mask::causal(),
+                                        options)
+        .output;
+  };
+  test::PeakMemory::reset();
+  const double before = test::PeakMemory::mib();
+  if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
+  const auto output = attend();
+  EXPECT_LT(test::PeakMemory::mib() - before, 4 + 32 + 32)
+      << "forward: the output is 4 MiB, a block 32";
+  output.sum().backward();
+  EXPECT_LT(test::PeakMemory::mib() - before, 5 * 4 + 32 + 32)
+      << "training: the output, gradients of q, k and v are 4 MiB each, a block 32";
+}
+#endif
 
 }  // namespace
 }  // namespace mha::detail
