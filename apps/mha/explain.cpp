@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/kernel_call.h"
+#include "attention/plain_blocks.h"
 #include "option_values.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
@@ -89,6 +90,17 @@ CLI::Option* ExplainOptions::add_to(CLI::App& app) {
   return explain;
 }
 
+std::string ExplainOptions::blocks_text(const c10::Device& device, at::ScalarType dtype,
+                                        int64_t kv_heads, int64_t keys) const {
+  const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
+  const auto sizes = detail::plain_block_sizes(mask, kv_heads, dtype, device,
+                                               value_of(returned_weights(), weights_));
+  if (detail::is_one_block(sizes, mask, kv_heads)) return "one, of all queries";
+  return c10::str("in blocks of ", sizes.queries, " queries of ",
+                  sizes.kv_heads * (heads_ / kv_heads), " heads of ", sizes.samples,
+                  " samples");
+}
+
 nlohmann::ordered_json ExplainOptions::explanation() const {
   const int64_t keys = keys_.value_or(queries_), kv_heads = kv_heads_.value_or(heads_);
   TORCH_CHECK(heads_ % kv_heads == 0, "--num-kv-heads: expected a divisor of --num-heads ",
@@ -120,6 +132,9 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
     const auto kernel = detail::choose_forward_kernel(sized(query, stored.scalar_type()),
                                                       stored, stored, mask, call);
     lines["kernel"] = c10::str(cpu_isa(), ", ", kernel_text(kernel));
+  }
+  if (attention.path == detail::Path::plain) {
+    lines["blocks"] = blocks_text(device, dtype, kv_heads, keys);
   }
   const bool on_tiles = dtype == at::kBFloat16 && detail::tile_kernels();
   lines["projections"] = path_text(

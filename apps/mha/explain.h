@@ -1,7 +1,9 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -23,6 +25,10 @@ class ExplainOptions {
   nlohmann::ordered_json explanation() const;
 
  private:
+  /// What of the call the composition of ATen calls computes at a time.
+  std::string blocks_text(const c10::Device& device, at::ScalarType dtype, int64_t kv_heads,
+                          int64_t keys) const;
+
   bool wanted_ = false, gradient_ = false;
   int64_t batch_ = 1, heads_ = 8, queries_ = 512, head_dim_ = 64;
   std::optional<int64_t> keys_, kv_heads_;

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "attention/fused_attention.h"
-#include "attention/plain_attention.h"
+#include "attention/plain_blocks.h"
 #include "runtime/attention_path.h"
 
 namespace mha::detail {
@@ -37,7 +37,7 @@ AttentionResult attention(const at::Tensor& query, const at::Tensor& key,
   const auto choice = choose_path(query.device(), query.scalar_type(), query.size(-1),
                                   value.size(-1), is_followed(followed));
   return choice.path == Path::fused ? fused_attention(query, key, value, mask, call)
-                                    : plain_attention(query, key, value, mask, call);
+                                    : plain_attention_in_blocks(query, key, value, mask, call);
 }
 
 }  // namespace mha::detail

@@ -5,9 +5,8 @@
 
 #include <utility>
 
-#include "attention/gradients.h"
 #include "attention/kernel_attention.h"
-#include "attention/plain_attention.h"
+#include "attention/plain_gradients.h"
 #include "attention/sink_gradient.h"
 #include "runtime/attention_path.h"
 #include "runtime/given_tensor.h"
@@ -24,25 +23,6 @@ struct Settings : torch::CustomClassHolder {
   ResolvedMask mask;  // its tensors are kept by save_for_backward, which notices changes
   AttentionCall call;
 };
-
-// Gradients of the plain path: they have gradients themselves, and flow from the weights as
-// well. `given` are query, key, value, the terms that the mask adds and the sinks, if any.
-variable_list plain_gradients(const variable_list& given, const variable_list& grad_results,
-                              ResolvedMask mask, AttentionCall call) {
-  const bool create_graph = at::GradMode::is_enabled();
-  at::AutoGradMode enable_grad(true);
-  const auto inputs = separate(given, create_graph);
-  const auto dtype = inputs[0].scalar_type();
-  auto next = inputs.begin() + 3;
-  for (auto* list : added_lists(mask)) {
-    for (auto& term : *list) term = *next++;
-  }
-  if (call.scoring.sinks.defined()) call.scoring.sinks = *next++;
-  const auto result = plain_attention(inputs[0].to(at::kFloat), inputs[1].to(at::kFloat),
-                                      inputs[2].to(at::kFloat), mask, call);
-  return gradients({result.output.to(dtype), result.weights}, grad_results, inputs,
-                   create_graph);
-}
 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
@@ -97,7 +77,9 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
       variable_list inputs{q, k, v};
       inputs.insert(inputs.end(), added.begin(), added.end());
       if (sinks.defined()) inputs.push_back(sinks);
-      grads = plain_gradients(inputs, {grad_outputs[0], grad_weights}, mask, call);
+      const auto sizes =
+          plain_block_sizes(mask, k.size(1), q.scalar_type(), q.device(), call.weights);
+      grads = plain_gradients(inputs, {grad_outputs[0], grad_weights}, mask, call, sizes);
     } else if (grad_output.defined()) {
       const KernelResult result{{saved[3], {}, {saved[4], saved[5]}}};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);

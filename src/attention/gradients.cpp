@@ -17,13 +17,14 @@ std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results,
                                   const std::vector<at::Tensor>& inputs, bool create_graph) {
   std::vector<at::Tensor> reached, given, wanted, all;
   for (size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i].defined()) continue;
+    if (!grads[i].defined() || !results[i].requires_grad()) continue;
     reached.push_back(results[i]);
     given.push_back(grads[i]);
   }
   for (const auto& input : inputs) {
     if (input.requires_grad()) wanted.push_back(input);
   }
+  if (reached.empty() || wanted.empty()) return std::vector<at::Tensor>(inputs.size());
   const auto found =
       torch::autograd::grad(reached, wanted, given, /*retain_graph=*/create_graph, create_graph,
                             /*allow_unused=*/true);

@@ -214,19 +214,29 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& allowed,
 
 // What dropout multiplies the weights (N, H, L, S) by. On the CPU the factors are those of the
 // kernels, so that the paths agree for a seed.
-at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call) {
+at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call,
+                           const PlainPart& part) {
   if (call.dropout == 1.0) return at::zeros_like(weights.detach());
   if (!weights.device().is_cpu() || is_tracing()) {
-    return at::empty_like(weights.detach()).bernoulli_(1 - call.dropout).div_(1 - call.dropout);
+    return at::empty_like(weights.detach())
+        .bernoulli_(1 - call.dropout, part.generator)
+        .div_(1 - call.dropout);
   }
-  const auto kept = uncomputed(weights.sizes(), at::kFloat);
-  const int64_t keys = weights.size(-1);
-  if (kept.numel() > 0) {
-    cpu_kernels().dropout_factors(call.dropout_seed, 0, kept.numel() / keys, keys,
-                                  dropout_threshold(call.dropout), 1.0f,
-                                  kept.data_ptr<float>());
+  const int64_t heads = weights.size(1), rows = weights.size(2);
+  const int64_t keys = part.first_key + weights.size(3);  // a row's factors start at key 0
+  const auto kept = uncomputed({weights.size(0), heads, rows, keys}, at::kFloat);
+  const int64_t planes = kept.numel() > 0 ? weights.size(0) * heads : 0;
+  for (int64_t i = 0; i < planes; ++i) {
+    const int64_t plane =
+        (part.first_sample + i / heads) * part.heads + part.first_head + i % heads;
+    cpu_kernels().dropout_factors(call.dropout_seed, plane * part.queries + part.first_query,
+                                  rows, keys, dropout_threshold(call.dropout), 1.0f,
+                                  kept.data_ptr<float>() + i * rows * keys);
   }
-  return kept.to(weights.scalar_type()).div_(1 - call.dropout);
+  return kept.narrow(3, part.first_key, weights.size(3))
+      .to(weights.scalar_type(), /*non_blocking=*/false, /*copy=*/true,
+          at::MemoryFormat::Contiguous)
+      .div_(1 - call.dropout);
 }
 
 // The scores before the softmax, and what they were made with.
@@ -237,14 +247,16 @@ struct MaskedScores {
 
 // Inputs are of one dtype, contiguous, since the products' rounding may depend on the strides.
 // The products are guarded whether or not a number is NaN, since the rounding may not depend on
-// that either.
+// that either, unless it is known of all of the call.
 MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value, const ResolvedMask& mask,
-                           const Scoring& scoring) {
+                           const Scoring& scoring, bool finite) {
   const auto allowed = allowed_pairs(mask, query.device());
   const auto added = added_pairs(mask, query.scalar_type());
   MaskedScores result{{}, allowed, {}};
-  if (allowed.defined()) result.guarded.emplace(query, key, value, allowed, scoring.scale);
+  if (allowed.defined() && !finite) {
+    result.guarded.emplace(query, key, value, allowed, scoring.scale);
+  }
   auto& scores = result.scores;
   scores = result.guarded ? result.guarded->scores() : held_scores(query, key, scoring.scale);
   if (scoring.softcap > 0 && allowed.defined()) {
@@ -271,31 +283,46 @@ AttentionResult plain_attention(const at::Tensor& query, const at::Tensor& key,
   // The precision is chosen here; autocast must not lower it again.
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto result_dtype = query.scalar_type();
-  const auto dtype = result_dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const auto v = value.to(dtype).contiguous();
-  const auto [scores, allowed, guarded] = masked_scores(
-      query.to(dtype).contiguous(), key.to(dtype).contiguous(), v, mask, call.scoring);
+  const auto dtype = plain_dtype(result_dtype);
+  PlainPart all;
+  all.heads = query.size(1);
+  all.queries = query.size(2);
+  const auto result = plain_part(query.to(dtype).contiguous(), key.to(dtype).contiguous(),
+                                 value.to(dtype).contiguous(), mask, call, all);
+  return {result.output.to(result_dtype),
+          result.weights.defined() ? result.weights.to(result_dtype) : at::Tensor(),
+          {}};
+}
+
+AttentionResult plain_part(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const ResolvedMask& mask,
+                           const AttentionCall& call, const PlainPart& part) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto [scores, allowed, guarded] =
+      masked_scores(query, key, value, mask, call.scoring, part.finite);
   const auto weights = masked_softmax(scores, allowed, call.scoring.sinks);
-  const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call) : weights;
-  const auto output = guarded ? guarded->output(used) : weighted_sum(used, v);
+  const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call, part) : weights;
+  const auto output = guarded       ? guarded->output(used)
+                      : part.finite ? grouped_matmul(used, value)
+                                    : weighted_sum(used, value);
 
   const auto& returned = call.weights_after_dropout ? used : weights;
   switch (call.weights) {
     case Weights::none:
-      return {output.to(result_dtype), {}, {}};
+      return {output, {}, {}};
     case Weights::averaged:
-      return {output.to(result_dtype), returned.mean(1).to(result_dtype), {}};
+      return {output, returned.mean(1), {}};
     case Weights::per_head:
       break;
   }
-  return {output.to(result_dtype), returned.to(result_dtype), {}};
+  return {output, returned, {}};
 }
 
 at::Tensor plain_scores(const at::Tensor& query, const at::Tensor& key,
                         const ResolvedMask& mask, const Scoring& scoring) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto k = key.contiguous();
-  const auto result = masked_scores(query.contiguous(), k, k, mask, scoring);
+  const auto result = masked_scores(query.contiguous(), k, k, mask, scoring, /*finite=*/false);
   if (!result.allowed.defined()) return result.scores;
   return result.scores.masked_fill(result.allowed.logical_not(), -infinity);
 }

@@ -63,6 +63,16 @@ ResolvedMask select_head(const ResolvedMask& mask, int64_t head) {
   return part;
 }
 
+ResolvedMask select_planes(const ResolvedMask& mask, int64_t first_sample, int64_t samples,
+                           int64_t first_head, int64_t heads) {
+  ResolvedMask part = mask;
+  part.batch = samples;
+  part.heads = heads;
+  narrow_axis(part, Axis::sample, {first_sample, samples}, mask.batch);
+  narrow_axis(part, Axis::head, {first_head, heads}, mask.heads);
+  return part;
+}
+
 ResolvedMask select_rows(const ResolvedMask& mask, int64_t from, int64_t to) {
   ResolvedMask part = mask;
   part.queries = to - from;

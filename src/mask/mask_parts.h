@@ -11,6 +11,10 @@ namespace mha::detail {
 
 ResolvedMask select_head(const ResolvedMask& mask, int64_t head);
 
+/// Some samples and heads.
+ResolvedMask select_planes(const ResolvedMask& mask, int64_t first_sample, int64_t samples,
+                           int64_t first_head, int64_t heads);
+
 /// Queries [from, to).
 ResolvedMask select_rows(const ResolvedMask& mask, int64_t from, int64_t to);
 

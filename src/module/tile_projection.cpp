@@ -62,13 +62,13 @@ struct Split {
 
 // Large tasks read the least; there are enough for all threads to end together.
 Split split_of(const cpu::TileProduct& product, int64_t wanted_tasks) {
-  constexpr int64_t most_rows = 8, most_columns = 32, few_columns = 4, few_rows = 2;
+  constexpr int64_t most_rows = 8, most_columns = 32, fewest_columns = 4, fewest_rows = 2;
   Split split{std::min(most_rows, blocks_of(product.output.rows)),
               std::min(most_columns, blocks_of(product.output.columns))};
   while (split.tasks(product) < wanted_tasks) {
-    if (split.columns > few_columns) {
+    if (split.columns > fewest_columns) {
       split.columns = (split.columns + 1) / 2;
-    } else if (split.rows > few_rows) {
+    } else if (split.rows > fewest_rows) {
       split.rows = (split.rows + 1) / 2;
     } else {
       break;
