@@ -22,8 +22,8 @@ namespace {
 
 using BlockTensors = std::vector<at::Tensor>;
 
-// How many (N, H, rows, S) tensors of its dtype the composition holds at once: 6 in a backward
-// with a mask, up to 8 with dropout, a soft cap, added terms or sinks.
+// How many tensors of all pairs in a block the composition holds at once, as measured: 3 in a
+// backward without options, 4 with a mask, and up to 8 with all options.
 constexpr double tensors_at_once = 8;
 
 std::optional<int64_t> bytes_in_environment() {

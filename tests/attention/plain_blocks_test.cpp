@@ -172,7 +172,7 @@ at::Tensor with_nan(const at::Tensor& tensor, const at::Tensor& rows) {
   return tensor.masked_fill(rows.unsqueeze(-1), NAN);
 }
 
-// Behind a mask, and in a key and a query that others see.
+// Behind a mask, or in a key and a query that others see.
 TEST(PlainBlocksTest, NaNReachesWhatItReachesInOneBlock) {
   for (int64_t seed = 300; seed < 340; ++seed) {
     SCOPED_TRACE(seed);
