@@ -84,6 +84,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
       const KernelResult result{{saved[3], {}, {saved[4], saved[5]}}};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);
       if (sinks.requires_grad()) {
+        grads.resize(3 + added.size());  // tiles give none of the mask's
         grads.push_back(sink_gradient(q, k, result, grad_output, mask, call));
       }
     }

@@ -171,6 +171,14 @@ std::vector<at::Tensor> kernel_backward(const at::Tensor& query, const at::Tenso
   if (takes_matrix_tiles(query, key, value, call)) {
     return tile_backward(query, key, value, result, grad_output, mask, call);
   }
+  if (query.scalar_type() != at::kFloat) {  // the forward was on tiles, and the set has changed
+    const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
+    const KernelResult wide_result{{wide(result.output), {}, result.statistics}};
+    auto grads = kernel_backward(wide(query), wide(key), wide(value), wide_result,
+                                 wide(grad_output), mask, call);
+    for (auto& grad : grads) grad = grad.defined() ? grad.to(query.scalar_type()) : grad;
+    return grads;
+  }
   const cpu::Kernels& kernels = cpu_kernels();
   const auto scores = pack_scores(padded(query), padded(key), mask, call.scoring, kernels);
   const auto v = kernel_view(padded(value)), o = kernel_view(padded(result.output)),

@@ -54,8 +54,10 @@ static void scale_rows(const FloatRows& from, int64_t count, int64_t columns, fl
 }
 
 static void clear_rows(const FloatRows& rows, int64_t count, int64_t columns) {
+  Vec zero = {};
+  MHA_PIN(zero);  // else each short row becomes a call of memset
   for (int64_t i = 0; i < count; ++i) {
-    for (int64_t c = 0; c < columns; c += lanes) store(rows.at(i) + c, Vec{});
+    for (int64_t c = 0; c < columns; c += lanes) store(rows.at(i) + c, zero);
   }
 }
 
@@ -154,17 +156,19 @@ static int64_t backward_chunks(const AttentionBackward& args) {
 }
 
 // Floats of what a tile needs, and of the gradients of a chunk's keys and values if they are
-// summed side by side: those of so many keys that no cache holds them are summed in place.
+// summed side by side. They are summed in place where few tiles add to them, or where keys are
+// so many that no cache holds them.
 static int64_t tile_scratch(const AttentionBackward& args) {
   const int64_t kept = 3 * kept_keys(args);
   return (3 * args.head_dim + 2 * args.value_dim + kept) * tile + terms_size;
 }
 static int64_t sums_scratch(const AttentionBackward& args) {
-  constexpr int64_t most = 1 << 20;
+  constexpr int64_t fewest_tiles = 8, most = 1 << 20;
+  const int64_t tiles = args.heads / args.kv_heads * ceil_div(args.queries, tile);
   const KeySpan first = chunk_keys(args, 0), last = chunk_keys(args, args.chunks - 1);
   const int64_t keys = max64(first.end - first.begin, last.end - last.begin);
   const int64_t size = keys * (args.head_dim + args.value_dim);
-  return size <= most ? size : 0;
+  return tiles >= fewest_tiles && size <= most ? size : 0;
 }
 
 static int64_t backward_scratch(const AttentionBackward& args) {

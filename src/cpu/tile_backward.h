@@ -129,7 +129,8 @@ static void multiply_keys_and_values(BackwardTile& t, const KeyBlock& block) {
                    t.grad_output + block.first_vector * tile_size, t.grad_scores + at);
 }
 
-// weights = 4^(scores - row_maximum) * row_factor, in place.
+// weights = 4^(scores - row_maximum), rounded as the forward summed them, * row_factor, in
+// place.
 template <int V, Held What>
 static void recompute_weights_of(const BackwardTile& t, const KeyBlock& block, float* held) {
   const int64_t offset = block.first_vector * lanes;
@@ -140,12 +141,17 @@ static void recompute_weights_of(const BackwardTile& t, const KeyBlock& block, f
     row_factor[v] = load(t.factor + offset + v * lanes);
   }
   for (int64_t j = 0; j < block.keys; ++j) {
+    Vec weight[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
-      float* place = held + j * tile + offset + v * lanes;
-      const Vec weight =
-          short_exp2(exponent<What>(load(place), t.scores_of.factor, maximum[v]));
-      store(place, weight * row_factor[v]);
+      const float* place = held + j * tile + offset + v * lanes;
+      weight[v] = short_exp2(exponent<What>(load(place), t.scores_of.factor, maximum[v]));
+    }
+    const Vec rounded = Isa::Pairs::round_to_pairs(weight[0], weight[V - 1]);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      const Vec of_row = v == 0 ? low_numbers(rounded) : high_numbers(rounded);
+      store(held + j * tile + offset + v * lanes, of_row * row_factor[v]);
     }
   }
 }

@@ -1,3 +1,12 @@
+// The numbers of a vector of pairs of bfloat16: of all low halves, of all high ones.
+MHA_INLINE Vec low_numbers(Vec pairs) {
+  return as_float(as_int(pairs) << 16);
+}
+MHA_INLINE Vec high_numbers(Vec pairs) {
+  constexpr int32_t high_half = -65536;
+  return as_float(as_int(pairs) & high_half);
+}
+
 // 2^x for weights that are rounded to bfloat16, to 4e-3: in fewer steps than `exp4` takes, by
 // AVX-512's own scaling. Included once per ISA (see vec.h).
 

@@ -62,7 +62,17 @@ struct TileOfQueries {
   TileDropout dropout;
 };
 
-// weights = 4^(scores - maximum), rounded, by pairs of keys; sums those that were not.
+// What dropout leaves of the weights of keys `key` and the next.
+MHA_INLINE Vec drop_pairs(const TileDropout& dropout, int64_t vector, int64_t key,
+                          uint32_t threshold, Vec pairs) {
+  constexpr int32_t high_half = -65536;
+  const IntVec low = kept(dropout, vector, key, threshold) & ~high_half;
+  const IntVec high = kept(dropout, vector, key + 1, threshold) & high_half;
+  return as_float(as_int(pairs) & (low | high));
+}
+
+// weights = 4^(scores - maximum), rounded, by pairs of keys. The sum is of the rounded ones, so
+// that a key that is open alone has weight 1.
 template <int V, Held What, bool Drops>
 static void weigh_scores(TileOfQueries& t, const KeyBlock& block) {
   const Vec minus_infinity = broadcast(-__builtin_inff());
@@ -85,15 +95,14 @@ static void weigh_scores(TileOfQueries& t, const KeyBlock& block) {
       for (int i = 0; i < 2; ++i) {
         const Vec score = load(row + i * tile + v * lanes);
         weight[i] = short_exp2(exponent<What>(score, t.scores_of.factor, maximum[v]));
-        sum[v] += weight[i];
-        if constexpr (Drops) {
-          const IntVec keep = kept(t.dropout, block.first_vector + v, block.first + j + i,
-                                   t.args.dropout.threshold);
-          weight[i] = keep ? weight[i] : Vec{};
-        }
       }
-      store(reinterpret_cast<float*>(pairs + v * tile_size),
-            Isa::Pairs::round_to_pairs(weight[0], weight[1]));
+      Vec rounded = Isa::Pairs::round_to_pairs(weight[0], weight[1]);
+      sum[v] += low_numbers(rounded) + high_numbers(rounded);
+      if constexpr (Drops) {
+        rounded = drop_pairs(t.dropout, block.first_vector + v, block.first + j,
+                             t.args.dropout.threshold, rounded);
+      }
+      store(reinterpret_cast<float*>(pairs + v * tile_size), rounded);
     }
   }
 #pragma GCC unroll 2

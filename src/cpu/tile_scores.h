@@ -44,7 +44,7 @@ struct TileScores {
   StoredRows query, key;
   BFloat16* packed_query;  // [step][vector], negated for a negative scale
   float* terms;            // scratch
-  float factor;            // > 0, of products, to become scores in units of ln 4
+  float factor;            // >= 0, of products, to become scores in units of ln 4
   bool in_range;           // whatever the products, no score leaves float32
 };
 
@@ -71,7 +71,8 @@ MHA_INLINE void start_scores(TileScores& s, float largest_key) {
       pack_queries(s.query, s.at, args.head_dim, args.scale < 0, s.packed_query);
   s.factor = (args.scale < 0 ? -args.scale : args.scale) * log4e;
   const float sum = largest * largest_key * static_cast<float>(args.head_dim);
-  s.in_range = sum <= largest_float / 2 && sum * s.factor <= score_limit / 2;
+  s.in_range =
+      s.factor >= 0x1p-126f && sum <= largest_float / 2 && sum * s.factor <= score_limit / 2;
 }
 
 template <int V>
@@ -86,7 +87,12 @@ enum class Held { products, scores };
 // are known not to be.
 template <Held What>
 MHA_INLINE Vec exponent(Vec held, float factor, Vec maximum) {
-  if constexpr (What == Held::products) return held * (2 * factor) - 2.0f * maximum;
+  if constexpr (What == Held::products) {
+    // Rounded before the difference, as scores are: the same bits.
+    Vec twice = held * (2 * factor);
+    MHA_PIN(twice);
+    return twice - 2.0f * maximum;
+  }
   return (held - maximum) * 2.0f;
 }
 

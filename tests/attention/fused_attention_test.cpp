@@ -183,11 +183,12 @@ TEST_F(FusedAttentionTest, AgreesWhereTheBackwardSplitsTheKeys) {
   }
 }
 
-// A chunk has 2112 keys. Their gradients are summed aside up to 2^20 numbers, which is more
-// than 2112 times 256 and 240 but less than 2112 times 512. Columns of zeros change no bit.
+// A chunk has 2112 keys, to whose gradients eight heads add. They are summed aside up to 2^20
+// numbers, which is more than 2112 times 256 and 240 but less than 2112 times 512. Columns of
+// zeros change no bit.
 TEST_F(FusedAttentionTest, GradientsAreTheSameWhereTheSumsAreTooManyToKeepAside) {
-  const auto q = torch::randn({1, 2, 5, 256}), k = torch::randn({1, 2, 8400, 256});
-  const auto v = torch::randn({1, 2, 8400, 240}), upstream = torch::randn({1, 2, 5, 240});
+  const auto q = torch::randn({1, 16, 5, 256}), k = torch::randn({1, 2, 8400, 256});
+  const auto v = torch::randn({1, 2, 8400, 240}), upstream = torch::randn({1, 16, 5, 240});
   const auto gradients = [&](const at::Tensor& value, const at::Tensor& gradient) {
     const std::vector<at::Tensor> leaves{q.detach().requires_grad_(),
                                          k.detach().requires_grad_(),
@@ -205,6 +206,17 @@ TEST_F(FusedAttentionTest, GradientsAreTheSameWhereTheSumsAreTooManyToKeepAside)
     in_place[2] = in_place[2].narrow(3, 0, 240);
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_TRUE(is_bit_equal(in_place[i], aside[i])) << isa << ", " << i;
+    }
+  }
+}
+
+// Eight tiles and more, whose gradients of keys are summed aside, over a few heads and keys.
+TEST_F(FusedAttentionTest, AgreesWhereManyTilesAddToTheGradientsOfKeys) {
+  int64_t seed = 3000;
+  for (const int64_t queries : {350, 400}) {
+    for (const auto& mask : {Mask(), Mask::causal(), Mask::window(100, 7)}) {
+      expect_kernels_agree({2, 2, 2, queries, queries, 0, 16, 16, mask, call_for(16)}, ++seed);
+      expect_kernels_agree({1, 4, 2, 200, 97, 0, 33, 20, mask, call_for(33)}, ++seed);
     }
   }
 }

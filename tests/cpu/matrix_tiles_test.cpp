@@ -5,6 +5,9 @@
 // Software Developer's Manual, TDPBF16PS).
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <mha/cpu_isa.h>
 #include <mha/scaled_dot_product_attention.h>
 #include <sys/wait.h>
@@ -190,6 +193,99 @@ TEST_F(MatrixTilesTest, WorkInManyThreadsAndAfterFork) {
     int status = -1;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << isa;
+  }
+}
+
+// A row that sees one key gets its value, and nothing flows through its score: few keys and
+// many.
+TEST_F(MatrixTilesTest, AKeyThatIsOpenAloneHasWeightOne) {
+  for (const int64_t length : {40, 512}) {
+    Random random(length);
+    Call call{random.normal({1, 1, length, 64}, at::kBFloat16),
+              random.normal({1, 1, length, 64}, at::kBFloat16),
+              random.normal({1, 1, length, 64}, at::kBFloat16), Mask::keep(at::eye(length)),
+              AttentionOptions().weights(Weights::none)};
+    for (const CpuIsa isa : sets_) {
+      const auto results = results_on(isa, call, 0);
+      EXPECT_TRUE(is_bit_equal(results[3], call.value)) << isa << ", " << length;
+      // Of many keys delta is another sum of the same products.
+      EXPECT_TRUE(is_close(results[0], at::zeros_like(results[0]), 1e-4)) << isa << length;
+      EXPECT_TRUE(is_close(results[1], at::zeros_like(results[1]), 1e-4)) << isa << length;
+    }
+  }
+}
+
+TEST_F(MatrixTilesTest, AScaleOfZeroGivesTheMeanOfTheValues) {
+  Random random(3);
+  const auto x = random.normal({1, 2, 40, 16}, at::kBFloat16);
+  const auto mean = x.to(at::kDouble).mean(2, /*keepdim=*/true).expand(x.sizes());
+  for (const CpuIsa isa : sets_) {
+    set_cpu_isa(isa);
+    for (const double scale : {0.0, 1e-50}) {
+      const auto options = AttentionOptions().weights(Weights::none).scale(scale);
+      EXPECT_TRUE(
+          is_close(scaled_dot_product_attention(x, x, x, {}, options).output, mean, 0x1p-8))
+          << isa << ", " << scale;
+    }
+  }
+}
+
+// What the mask adds wants no gradient here, and stands before the sinks among the inputs.
+TEST_F(MatrixTilesTest, SinksBesideAddedTermsGetTheirGradient) {
+  Random random(5);
+  const auto x = random.normal({1, 2, 40, 16}, at::kBFloat16).requires_grad_();
+  const auto sinks = random.normal({2}).requires_grad_();
+  const auto mask = Mask::add(random.normal({40, 40}));
+  const auto options = AttentionOptions().weights(Weights::none).sinks(sinks);
+  const auto gradient = [&](CpuIsa isa) {
+    set_cpu_isa(isa);
+    const auto output = scaled_dot_product_attention(x, x, x, mask, options).output;
+    return torch::autograd::grad({output.sum()}, {sinks})[0];
+  };
+  const auto expected = gradient(CpuIsa::avx512);
+  for (const CpuIsa isa : sets_) {
+    EXPECT_TRUE(
+        is_close(gradient(isa), expected, 0x1p-5 * expected.abs().max().item<double>()));
+  }
+}
+
+TEST_F(MatrixTilesTest, TheSetMayChangeBeforeTheBackward) {
+  Random random(6);
+  const auto x = random.normal({1, 2, 40, 16}, at::kBFloat16).requires_grad_();
+  const auto gradient = [&](CpuIsa forward, CpuIsa backward) {
+    set_cpu_isa(forward);
+    const auto options = AttentionOptions().weights(Weights::none);
+    const auto output = scaled_dot_product_attention(x, x, x, Mask::causal(), options).output;
+    set_cpu_isa(backward);
+    return torch::autograd::grad({output.pow(2).sum()}, {x})[0];
+  };
+  const auto expected = gradient(CpuIsa::avx512, CpuIsa::avx512);
+  const double tolerance = 0x1p-5 * expected.abs().max().item<double>();
+  for (const CpuIsa isa : sets_) {
+    EXPECT_TRUE(is_close(gradient(isa, CpuIsa::avx512), expected, tolerance)) << isa;
+    EXPECT_TRUE(is_close(gradient(CpuIsa::avx512, isa), expected, tolerance)) << isa;
+  }
+}
+
+// Beyond the range of scores another way is taken, also for what all may see.
+TEST_F(MatrixTilesTest, ABlockedKeyOfAnyMagnitudeChangesNoBit) {
+  Random random(8);
+  auto key = random.normal({1, 4, 128, 64}, at::kBFloat16);
+  const auto query = random.normal({1, 4, 512, 64}, at::kBFloat16),
+             value = random.normal({1, 4, 128, 64}, at::kBFloat16);
+  const auto mask = Mask::lengths(at::full({1}, 64, at::kLong));
+  for (const CpuIsa isa : sets_) {
+    set_cpu_isa(isa);
+    const auto attend = [&](double number) {
+      key.select(2, 100).fill_(number);
+      return scaled_dot_product_attention(query, key, value, mask,
+                                          AttentionOptions().weights(Weights::none))
+          .output;
+    };
+    const auto expected = attend(0);
+    for (const double number : {3e38, std::numeric_limits<double>::quiet_NaN()}) {
+      EXPECT_TRUE(is_bit_equal(attend(number), expected)) << isa << ", " << number;
+    }
   }
 }
 
