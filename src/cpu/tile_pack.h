@@ -28,7 +28,7 @@ struct TileRows {
   MHA_INLINE_MEMBER __m512i numbers(int64_t index, int64_t column) const {
     if (index >= count) return _mm512_setzero_si512();
     const int64_t left = columns - column;
-    const __mmask16 valid = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
+    const auto valid = static_cast<__mmask16>(left >= 16 ? 0xffffu : (1u << left) - 1);
     return _mm512_cvtepu16_epi32(
         _mm256_maskz_loadu_epi16(valid, data + index * stride + column));
   }
@@ -135,7 +135,7 @@ static Vec write_rows(const float* from, int64_t count, int64_t columns,
       }
       transpose_step<lanes / 2>(block);
       const int64_t left = columns - c;
-      const __mmask16 valid = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
+      const auto valid = static_cast<__mmask16>(left >= 16 ? 0xffffu : (1u << left) - 1);
 #pragma GCC unroll 16
       for (int i = 0; i < lanes; ++i) {
         if (i >= rows) continue;
