@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -25,6 +26,7 @@
 #include "support/attention_setting.h"
 #include "support/every_isa_test.h"
 #include "support/support.h"
+#include "support/thread_count.h"
 
 namespace mha {
 namespace {
@@ -167,7 +169,7 @@ TEST_F(MatrixTilesTest, SplitALongBackwardIntoChunks) {
 
 // Linux keeps the permission for tiles over `fork`, and each thread has tiles of its own.
 TEST_F(MatrixTilesTest, WorkInManyThreadsAndAfterFork) {
-  at::set_num_threads(1);  // OpenMP's threads do not survive a fork
+  const test::ThreadCount one_thread(1);  // OpenMP's threads do not survive a fork
   const auto call = draw_call(7);
   for (const CpuIsa isa : sets_) {
     set_cpu_isa(isa);
