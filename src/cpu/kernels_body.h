@@ -17,6 +17,7 @@
 #include "attention_forward.h"
 #include "decode_products.h"
 #include "decode.h"
+#include "key_chunks.h"
 #include "backward_passes.h"
 #include "attention_backward.h"
 #include "attention_map.h"

@@ -17,6 +17,8 @@
 #include "tile_products.h"
 #include "tile_scores.h"
 #include "tile_forward.h"
+#include "key_chunks.h"
+#include "tile_backward_passes.h"
 #include "tile_backward.h"
 #include "tile_linear.h"
 // clang-format on
