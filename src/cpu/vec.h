@@ -8,7 +8,8 @@ typedef float Vec __attribute__((vector_size(lanes * 4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(lanes * 4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(lanes * 4), may_alias));
 typedef uint16_t UnalignedShorts __attribute__((vector_size(lanes * 2), may_alias, aligned(2)));
-typedef float UnalignedVec __attribute__((vector_size(lanes * 4), may_alias, aligned(4)));
+// Two bytes, not four: pairs of bfloat16 are moved as floats, and their rows may start anywhere.
+typedef float UnalignedVec __attribute__((vector_size(lanes * 4), may_alias, aligned(2)));
 
 #define MHA_INLINE static inline __attribute__((always_inline))
 // A loop that needs all registers is a function of its own: inlined, the compiler keeps other

@@ -71,7 +71,7 @@ TEST(ModuleDtypeTest, GradientsOfHalfModulesAreThoseOfDoubleButForRoundings) {
       const auto upstream = random.normal({3, 20, 64}, dtype);
       std::vector<at::Tensor> leaves{x}, wide_leaves{wide_x};
       for (auto& item : module->named_parameters()) {
-        auto& twin = wide->named_parameters()[item.key()];
+        auto twin = wide->named_parameters()[item.key()];
         const at::NoGradGuard no_grad;
         twin.copy_(item.value());
         leaves.push_back(item.value());
