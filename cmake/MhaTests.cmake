@@ -49,9 +49,12 @@ function(mha_add_test name)
     endforeach()
     if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")  # memory errors are the kernels' to make
       add_test(NAME ${name}.on_plain COMMAND ${name} --gtest_brief=1)
+      add_test(NAME ${name}.on_torch COMMAND ${name} --gtest_brief=1)
       add_test(NAME ${name}.on_reordered COMMAND ${name} --gtest_brief=1)
       set_tests_properties(${name}.on_plain PROPERTIES
         TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_PATH=plain")
+      set_tests_properties(${name}.on_torch PROPERTIES
+        TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_PATH=torch")
       # On the plain path all products are LibTorch's.
       set_tests_properties(${name}.on_reordered PROPERTIES
         TIMEOUT 1200 ENVIRONMENT "${environment_again};MHA_PATH=plain;MHA_TEST_BLAS=reordered")

@@ -13,11 +13,12 @@ import re
 import sys
 import xml.etree.ElementTree
 
-SETS = ["generic", "avx2", "avx512", "avx512_bf16", "amx-emulated", "amx", "plain"]
+SETS = ["generic", "avx2", "avx512", "avx512_bf16", "amx-emulated", "amx", "torch", "plain"]
 
 # Why there may be no run at all.
 ABSENT = {
     "avx512_bf16": "this CPU cannot, or not faster than float32",
+    "torch": "not under sanitizers",
     "plain": "not under sanitizers",
 }
 

@@ -13,6 +13,7 @@
 
 #include "attention/kernel_call.h"
 #include "attention/plain_blocks.h"
+#include "attention/torch_form.h"
 #include "option_values.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
@@ -57,6 +58,13 @@ std::string kernel_text(detail::ForwardKernel kernel) {
 
 std::string path_text(const detail::PathChoice& choice, const char* fused, const char* plain) {
   return c10::str(choice.path == detail::Path::fused ? fused : plain, ": ", choice.reason);
+}
+
+std::string attention_text(const detail::PathChoice& choice) {
+  if (choice.path != detail::Path::torch) {
+    return path_text(choice, "fused kernels", "composition in ATen calls");
+  }
+  return c10::str("at::scaled_dot_product_attention: ", choice.reason);
 }
 
 }  // namespace
@@ -115,16 +123,25 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
               batch_, ", ", kv_heads, ", ", keys, ", ", head_dim_, ")");
   const c10::Device device(device_);
   const auto dtype = value_of(floating_dtypes(), dtype_);
-  const auto attention = detail::choose_path(device, dtype, head_dim_, head_dim_);
+  const std::vector<int64_t> query = {batch_, heads_, queries_, head_dim_};
+  const std::vector<int64_t> key = {batch_, kv_heads, keys, head_dim_};
+  detail::AttentionCall call{{detail::default_scale(head_dim_)},
+                             value_of(returned_weights(), weights_)};
+  const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
+  auto attention = detail::choose_path(device, dtype, head_dim_, head_dim_);
+  if (attention.path == detail::Path::torch) {
+    // As of the CPU: the device itself may be none of this machine's.
+    const auto refusal = detail::has_torch_attention(device)
+                             ? detail::torch_form(sized(query, dtype), sized(key, dtype),
+                                                  sized(key, dtype), mask, call)
+                                   .refusal
+                             : detail::no_torch_attention;
+    if (refusal) attention = {detail::Path::plain, refusal};
+  }
   nlohmann::ordered_json lines;
-  lines["attention"] = path_text(attention, "fused kernels", "composition in ATen calls");
+  lines["attention"] = attention_text(attention);
   if (attention.path == detail::Path::fused) {
-    const std::vector<int64_t> query = {batch_, heads_, queries_, head_dim_};
-    const std::vector<int64_t> key = {batch_, kv_heads, keys, head_dim_};
-    const Weights weights = value_of(returned_weights(), weights_);
-    detail::AttentionCall call{{detail::default_scale(head_dim_)}, weights};
     if (gradient_) call.statistics = detail::Statistics::needed;
-    const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
     // With a gradient, all are widened by a copy that autograd sees, but for matrix tiles.
     const auto given = sized(key, dtype);
     const bool widens = gradient_ && !detail::takes_matrix_tiles(given, given, given, call);

@@ -40,12 +40,15 @@ const char* what_of(CpuIsa isa) {
 
 /// Every way in which attention is computed, the one in use marked active.
 std::vector<Kernel> kernels() {
-  const bool plain = detail::plain_is_forced();
+  const auto forced = detail::forced_path();
   std::vector<Kernel> kernels;
   for (const CpuIsa isa : available_cpu_isas()) {
-    kernels.push_back({c10::str(isa), what_of(isa), !plain && isa == cpu_isa()});
+    kernels.push_back({c10::str(isa), what_of(isa), !forced && isa == cpu_isa()});
   }
-  kernels.push_back({"plain", "composition in ATen calls; for all else", plain});
+  kernels.push_back({"torch", "at::scaled_dot_product_attention; float64, large heads, CUDA",
+                     forced == detail::Path::torch});
+  kernels.push_back({"plain", "composition in ATen calls, in blocks; for all else",
+                     forced == detail::Path::plain});
   return kernels;
 }
 

@@ -6,6 +6,7 @@
 
 #include "attention/fused_attention.h"
 #include "attention/plain_blocks.h"
+#include "attention/torch_attention.h"
 #include "runtime/attention_path.h"
 
 namespace mha::detail {
@@ -29,15 +30,47 @@ AttentionCall call_of(const AttentionOptions& options, const at::Tensor& query) 
   return call;
 }
 
-AttentionResult attention(const at::Tensor& query, const at::Tensor& key,
-                          const at::Tensor& value, const ResolvedMask& mask,
-                          const AttentionCall& call) {
+namespace {
+
+// The form is that of a choice of LibTorch's path.
+struct FormChoice {
+  PathChoice choice;
+  TorchForm form;
+};
+
+FormChoice chosen_form(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const ResolvedMask& mask, const AttentionCall& call) {
   auto followed = added_terms(mask);
   followed.insert(followed.end(), {query, key, value, call.scoring.sinks});
   const auto choice = choose_path(query.device(), query.scalar_type(), query.size(-1),
                                   value.size(-1), is_followed(followed));
-  return choice.path == Path::fused ? fused_attention(query, key, value, mask, call)
-                                    : plain_attention_in_blocks(query, key, value, mask, call);
+  if (choice.path != Path::torch) return {choice, {}};
+  const auto form = torch_form(query, key, value, mask, call);
+  if (form.refusal) return {{Path::plain, form.refusal}, form};
+  return {choice, form};
+}
+
+}  // namespace
+
+PathChoice attention_path(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& value, const ResolvedMask& mask,
+                          const AttentionCall& call) {
+  return chosen_form(query, key, value, mask, call).choice;
+}
+
+AttentionResult attention(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& value, const ResolvedMask& mask,
+                          const AttentionCall& call) {
+  const auto [choice, form] = chosen_form(query, key, value, mask, call);
+  switch (choice.path) {
+    case Path::fused:
+      return fused_attention(query, key, value, mask, call);
+    case Path::torch:
+      return torch_attention(query, key, value, mask, call, form);
+    case Path::plain:
+      break;
+  }
+  return plain_attention_in_blocks(query, key, value, mask, call);
 }
 
 }  // namespace mha::detail

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "mask/resolved_mask.h"
+#include "runtime/attention_path.h"
 #include "runtime/recycled.h"
 
 namespace mha::detail {
@@ -64,7 +65,13 @@ struct AttentionResult {
   RowStatistics statistics;  ///< undefined: unwanted, or not formed
 };
 
-/// The one place that chooses how attention is computed.
+/// How a call is computed: by the CPU kernels, by LibTorch's own fused attention or by the
+/// composition of ATen calls, and why. Arguments as those of `attention`.
+PathChoice attention_path(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& value, const ResolvedMask& mask,
+                          const AttentionCall& call);
+
+/// Attention by its path.
 ///
 /// query (N, H, L, D), key (N, Hk, S, D), value (N, Hk, S, Dv), S including the mask's extra
 /// keys. All checked by the caller.

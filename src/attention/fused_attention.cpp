@@ -3,10 +3,9 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <utility>
-
 #include "attention/kernel_attention.h"
 #include "attention/plain_gradients.h"
+#include "attention/saved_call.h"
 #include "attention/sink_gradient.h"
 #include "runtime/attention_path.h"
 #include "runtime/given_tensor.h"
@@ -18,33 +17,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the backward needs beyond tensors.
-struct Settings : torch::CustomClassHolder {
-  ResolvedMask mask;  // its tensors are kept by save_for_backward, which notices changes
-  AttentionCall call;
-};
-
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   // Gives output, the rows' maximum and factor, and weights if wanted. `added` are the mask's
   // terms, and `sinks` the call's, if any, since only arguments get gradients.
   static variable_list forward(AutogradContext* context, const at::Tensor& query,
                                const at::Tensor& key, const at::Tensor& value,
-                               at::TensorList /*added*/, at::TensorList sinks,
+                               at::TensorList /*added*/, at::TensorList /*sinks*/,
                                const ResolvedMask& mask, const AttentionCall& call) {
     const auto result = kernel_attention(query, key, value, mask, call);
     const auto& [maximum, factor] = result.statistics;
     context->mark_non_differentiable({maximum, factor});
-    auto settings = c10::make_intrusive<Settings>();
-    settings->mask = mask;
-    settings->call = call;
-    variable_list saved{query, key, value, result.output, maximum, factor};
-    for (auto* list : tensor_lists(settings->mask)) {
-      saved.insert(saved.end(), list->begin(), list->end());
-    }
-    saved.insert(saved.end(), sinks.begin(), sinks.end());
-    context->save_for_backward(std::move(saved));
-    context->saved_data["settings"] = c10::IValue::make_capsule(std::move(settings));
+    save_call(context, {query, key, value, result.output, maximum, factor}, mask, call);
     context->set_materialize_grads(false);
     variable_list results{result.output, maximum, factor};
     if (result.weights.defined()) results.push_back(result.weights);
@@ -52,19 +36,13 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grad_outputs) {
-    const auto saved = context->get_saved_variables();
-    const auto settings = c10::static_intrusive_pointer_cast<Settings>(
-        context->saved_data["settings"].toCapsule());
-    ResolvedMask mask = settings->mask;
-    AttentionCall call = settings->call;
-    auto next = saved.begin() + 6;
-    for (auto* list : tensor_lists(mask)) {
-      for (auto& tensor : *list) tensor = *next++;
-    }
-    auto& sinks = call.scoring.sinks;
-    if (sinks.defined()) sinks = *next++;
-    const auto added = added_terms(mask);
-    const auto &q = saved[0], &k = saved[1], &v = saved[2];
+    const auto saved = saved_call(context);
+    const auto& tensors = saved.tensors;
+    const auto &q = tensors[0], &k = tensors[1], &v = tensors[2];
+    const auto& mask = saved.mask;
+    const auto& call = saved.call;
+    const auto& sinks = call.scoring.sinks;
+    const auto inputs = saved.inputs();
     const auto grad_output = without_lazy_bits(grad_outputs[0]);
     const auto grad_weights = grad_outputs.size() > 3 ? grad_outputs[3] : at::Tensor();
     const bool is_memory = !grad_output.defined() || !grad_output._is_zerotensor();
@@ -74,22 +52,18 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
         "forward-mode derivative, which LibTorch's softmax cannot pass on, found one with");
     variable_list grads(3);
     if (at::GradMode::is_enabled() || grad_weights.defined() || is_tracing() || !is_memory) {
-      variable_list inputs{q, k, v};
-      inputs.insert(inputs.end(), added.begin(), added.end());
-      if (sinks.defined()) inputs.push_back(sinks);
       const auto sizes =
           plain_block_sizes(mask, k.size(1), q.scalar_type(), q.device(), call.weights);
       grads = plain_gradients(inputs, {grad_outputs[0], grad_weights}, mask, call, sizes);
     } else if (grad_output.defined()) {
-      const KernelResult result{{saved[3], {}, {saved[4], saved[5]}}};
+      const KernelResult result{{tensors[3], {}, {tensors[4], tensors[5]}}};
       grads = kernel_attention_backward(q, k, v, result, grad_output, mask, call);
       if (sinks.requires_grad()) {
-        grads.resize(3 + added.size());  // tiles give none of the mask's
+        grads.resize(inputs.size() - 1);  // tiles give none of the mask's
         grads.push_back(sink_gradient(q, k, result, grad_output, mask, call));
       }
     }
-    const size_t inputs = 3 + added.size() + (sinks.defined() ? 1 : 0);
-    grads.resize(inputs + 2);  // none for the mask and the call
+    grads.resize(inputs.size() + 2);  // none for the mask and the call
     return grads;
   }
 };
@@ -108,7 +82,9 @@ AttentionResult recorded(const at::Tensor& query, const at::Tensor& key,
   call.output = Lifetime::kept;  // by the node
   call.statistics = Statistics::needed;
   variable_list sinks;
-  if (call.scoring.sinks.defined()) sinks.push_back(call.scoring.sinks.to(at::kFloat));
+  if (call.scoring.sinks.defined()) {
+    sinks.push_back(call.scoring.sinks = call.scoring.sinks.to(at::kFloat));
+  }
   const auto added = added_terms(mask);
   const auto given =
       [keeps = keeps_bfloat16(query, key, value, mask, call)](const at::Tensor& heads) {

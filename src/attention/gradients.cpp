@@ -14,7 +14,7 @@ std::vector<at::Tensor> separate(std::vector<at::Tensor> inputs, bool create_gra
 
 std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results,
                                   const std::vector<at::Tensor>& grads,
-                                  const std::vector<at::Tensor>& inputs, bool create_graph) {
+                                  const std::vector<at::Tensor>& inputs, Graph graph) {
   std::vector<at::Tensor> reached, given, wanted, all;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined() || !results[i].requires_grad()) continue;
@@ -26,8 +26,8 @@ std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& results,
   }
   if (reached.empty() || wanted.empty()) return std::vector<at::Tensor>(inputs.size());
   const auto found =
-      torch::autograd::grad(reached, wanted, given, /*retain_graph=*/create_graph, create_graph,
-                            /*allow_unused=*/true);
+      torch::autograd::grad(reached, wanted, given, /*retain_graph=*/graph != Graph::freed,
+                            /*create_graph=*/graph == Graph::recorded, /*allow_unused=*/true);
   auto next = found.begin();
   for (const auto& input : inputs) {
     all.push_back(input.requires_grad() ? *next++ : at::Tensor());

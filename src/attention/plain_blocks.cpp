@@ -13,6 +13,7 @@
 
 #include "attention/block_of_queries.h"
 #include "attention/plain_gradients.h"
+#include "attention/saved_call.h"
 #include "runtime/attention_path.h"
 #include "runtime/uncomputed.h"
 #include "runtime/wants_gradient.h"
@@ -88,13 +89,6 @@ AttentionResult forward_in_blocks(const at::Tensor& query, const at::Tensor& key
   return result;
 }
 
-// What a backward needs beyond tensors.
-struct BlockSettings : torch::CustomClassHolder {
-  ResolvedMask mask;  // its tensors are kept by save_for_backward, which notices changes
-  AttentionCall call;
-  BlockSizes sizes;
-};
-
 class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
  public:
   // Gives output, and weights if wanted. `added` are the mask's terms, and `sinks` the call's,
@@ -105,17 +99,9 @@ class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
                               at::TensorList sinks, const ResolvedMask& mask,
                               const AttentionCall& call, const BlockSizes& sizes) {
     const auto result = forward_in_blocks(query, key, value, mask, call, sizes);
-    auto settings = c10::make_intrusive<BlockSettings>();
-    settings->mask = mask;
-    settings->call = call;
-    settings->sizes = sizes;
-    BlockTensors saved{query, key, value};
-    for (auto* list : tensor_lists(settings->mask)) {
-      saved.insert(saved.end(), list->begin(), list->end());
-    }
-    saved.insert(saved.end(), sinks.begin(), sinks.end());
-    context->save_for_backward(std::move(saved));
-    context->saved_data["settings"] = c10::IValue::make_capsule(std::move(settings));
+    save_call(context, {query, key, value}, mask, call);
+    context->saved_data["sizes"] =
+        std::vector<int64_t>{sizes.samples, sizes.kv_heads, sizes.queries};
     context->set_materialize_grads(false);
     const bool is_of_weights = query.requires_grad() || key.requires_grad() ||
                                any_requires_grad(added) || any_requires_grad(sinks);
@@ -129,30 +115,26 @@ class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
 
   static BlockTensors backward(torch::autograd::AutogradContext* context,
                                const BlockTensors& grad_results) {
-    const auto saved = context->get_saved_variables();
-    const auto settings = c10::static_intrusive_pointer_cast<BlockSettings>(
-        context->saved_data["settings"].toCapsule());
-    ResolvedMask mask = settings->mask;
-    AttentionCall call = settings->call;
-    auto next = saved.begin() + 3;
-    for (auto* list : tensor_lists(mask)) {
-      for (auto& tensor : *list) tensor = *next++;
-    }
-    BlockTensors given{saved[0], saved[1], saved[2]};
-    for (const auto& term : added_terms(mask)) given.push_back(term);
-    if (call.scoring.sinks.defined()) given.push_back(call.scoring.sinks = *next++);
-    auto grads = plain_gradients(given, grad_results, mask, call, settings->sizes);
-    grads.resize(given.size() + 3);  // none for the mask, the call and the sizes
+    const auto saved = saved_call(context);
+    const auto sizes = context->saved_data["sizes"].toIntVector();
+    const auto inputs = saved.inputs();
+    auto grads = plain_gradients(inputs, grad_results, saved.mask, saved.call,
+                                 {sizes[0], sizes[1], sizes[2]});
+    grads.resize(inputs.size() + 3);  // none for the mask, the call and the sizes
     return grads;
   }
 };
 
 }  // namespace
 
+int64_t plain_block_bytes(at::Device device) {
+  constexpr int64_t mib = 1 << 20;
+  return bytes_in_environment().value_or((device.is_cpu() ? 32 : 256) * mib);
+}
+
 BlockSizes plain_block_sizes(const ResolvedMask& mask, int64_t kv_heads, at::ScalarType dtype,
                              at::Device device, Weights weights) {
-  constexpr int64_t mib = 1 << 20;
-  const int64_t bytes = bytes_in_environment().value_or((device.is_cpu() ? 32 : 256) * mib);
+  const int64_t bytes = plain_block_bytes(device);
   const auto number = static_cast<double>(c10::elementSize(plain_dtype(dtype)));
   const double pairs = static_cast<double>(bytes) / tensors_at_once / number;
   // As many as fit of what takes `each` pairs, at least 1.

@@ -12,9 +12,12 @@ struct BlockSizes {
   int64_t samples, kv_heads, queries;
 };
 
+/// What the composition of ATen calls may hold of pairs of queries and keys at once: 32 MiB on
+/// the CPU and 256 MiB elsewhere, or `MHA_BLOCK_BYTES` if that is set in the environment.
+int64_t plain_block_bytes(at::Device device);
+
 /// The blocks that the composition of ATen calls is computed in, so that what it holds for one
-/// stays within 32 MiB on the CPU and 256 MiB elsewhere, or within `MHA_BLOCK_BYTES` bytes if
-/// that is set in the environment; at least one query of the heads that share keys. Averaged
+/// stays within `plain_block_bytes`; at least one query of the heads that share keys. Averaged
 /// weights take all heads at once.
 BlockSizes plain_block_sizes(const ResolvedMask& mask, int64_t kv_heads, at::ScalarType dtype,
                              at::Device device, Weights weights);

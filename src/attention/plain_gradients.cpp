@@ -44,7 +44,7 @@ GradientList composed_gradients(const GradientList& given, const GradientList& g
   const auto result =
       plain_attention(inputs[0].to(wide), inputs[1].to(wide), inputs[2].to(wide), mask, call);
   return gradients({result.output.to(dtype), result.weights}, grad_results, inputs,
-                   create_graph);
+                   create_graph ? Graph::recorded : Graph::freed);
 }
 
 // The part of each given tensor in a block, as a view. `whole` is the call's mask.

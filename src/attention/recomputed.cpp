@@ -47,7 +47,7 @@ Recomputable gradients_of(const Recomputable& function, size_t count,
     const auto middle = all.begin() + static_cast<ptrdiff_t>(count);
     const auto inputs = separate({all.begin(), middle}, create_graph);
     return gradients(function(inputs, constants), spread({middle, all.end()}, given), inputs,
-                     create_graph);
+                     create_graph ? Graph::recorded : Graph::freed);
   };
 }
 

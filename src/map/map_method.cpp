@@ -196,7 +196,7 @@ class MapFunction : public torch::autograd::Function<MapFunction> {
     auto view = with_inputs(settings->view, inputs);
     view.statistics = {};
     auto found = create_graph ? gradients(compute_by_parts(settings->method, view), grads,
-                                          inputs, create_graph)
+                                          inputs, Graph::recorded)
                               : gradients_by_parts(settings->method, view, grads);
     found.resize(found.size() + 2);  // none for the view and the method
     return found;

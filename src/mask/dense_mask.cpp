@@ -91,6 +91,27 @@ at::Tensor allowed_pairs(const ResolvedMask& mask, at::Device device) {
   return with_extra_keys(allowed, mask, 1);
 }
 
+std::array<int64_t, 4> pair_sizes(const ResolvedMask& mask) {
+  std::array<int64_t, 4> sizes{1, 1, 1, 1};
+  const auto widen = [&](Axis axis) {
+    const bool is_distance = axis == Axis::distance;
+    if (axis == Axis::sample) sizes[0] = mask.batch;
+    if (axis == Axis::head) sizes[1] = mask.heads;
+    if (axis == Axis::query || is_distance) sizes[2] = mask.queries;
+    if (axis == Axis::key || is_distance) sizes[3] = mask.keys + mask.extra_keys;
+  };
+  if (!mask.band.is_open()) widen(Axis::distance);
+  for (const MaskList& list : mask_lists) {
+    for (const auto& term : mask.*list.tensors) {
+      widen(list.numbers);
+      for (int64_t d = 0; d < term.dim(); ++d) {
+        if (term.size(d) != 1) widen(list.axes[static_cast<size_t>(d)]);
+      }
+    }
+  }
+  return sizes;
+}
+
 at::Tensor open_column(const ResolvedMask& mask, int64_t j, at::Device device) {
   const auto open = allowed_pairs(select_keys(mask, j, j + 1), device);
   return open.defined()

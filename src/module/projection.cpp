@@ -185,7 +185,7 @@ bool kernels_can_read(const variable_list& grad_outputs, at::ScalarType dtype) {
   const bool has_kernels =
       dtype == at::kFloat || (dtype == at::kBFloat16 && tile_kernels() != nullptr);
   return has_kernels && !at::GradMode::is_enabled() && !is_followed(grad_outputs) &&
-         !plain_is_forced() && std::all_of(grad_outputs.begin(), grad_outputs.end(), is_memory);
+         !kernels_are_off() && std::all_of(grad_outputs.begin(), grad_outputs.end(), is_memory);
 }
 
 class RecordedProjections : public torch::autograd::Function<RecordedProjections> {

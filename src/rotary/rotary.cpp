@@ -51,7 +51,7 @@ at::Tensor rotate_plain(const at::Tensor& x, const at::Tensor& positions,
 }
 
 bool takes_rotary_kernel(const at::Tensor& x) {
-  return !plain_is_forced() && x.device().is_cpu() && x.scalar_type() != at::kDouble &&
+  return !kernels_are_off() && x.device().is_cpu() && x.scalar_type() != at::kDouble &&
          !is_followed(x);
 }
 

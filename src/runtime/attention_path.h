@@ -5,12 +5,14 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace mha::detail {
 
 enum class Path {
   plain,  ///< the composition of ATen calls
   fused,  ///< the CPU kernels
+  torch,  ///< LibTorch's own fused attention where it serves a call, else the composition
 };
 
 struct PathChoice {
@@ -19,7 +21,7 @@ struct PathChoice {
 };
 
 /// The one place that decides how a call is computed, from what is known before any number is
-/// read. `MHA_PATH=plain` in the environment always chooses the plain path. `followed`: what
+/// read. `MHA_PATH=plain` or `torch` in the environment chooses that path. `followed`: what
 /// `is_followed` says of the call's tensors.
 PathChoice choose_path(at::Device device, at::ScalarType dtype, int64_t head_dim,
                        int64_t value_dim, bool followed = false);
@@ -37,7 +39,10 @@ bool is_tracing();
 /// undefined.
 bool is_followed(at::TensorList tensors);
 
-/// Whether `MHA_PATH=plain` is set in the environment.
-bool plain_is_forced();
+/// What `MHA_PATH` in the environment says, if it keeps every call from the CPU kernels.
+std::optional<Path> forced_path();
+inline bool kernels_are_off() {
+  return forced_path().has_value();
+}
 
 }  // namespace mha::detail

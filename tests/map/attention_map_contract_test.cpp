@@ -136,7 +136,7 @@ TEST(AttentionMapContractTest, InferenceModeWorks) {
 // -- Threads and memory.
 
 TEST(AttentionMapContractTest, ResultsAreBitEqualForAnyNumberOfThreads) {
-  if (detail::plain_is_forced()) GTEST_SKIP() << "ATen's products may differ";
+  if (detail::kernels_are_off()) GTEST_SKIP() << "ATen's products may differ";
   Random random(7);
   const auto q = random.normal({1, 2, 1000, 16}), k = random.normal({1, 1, 900, 16});
   const AttentionMap map(q, k, Mask::window(300, 20));
@@ -168,7 +168,7 @@ TEST(AttentionMapContractTest, OneMapServesSeveralThreads) {
 // The widest instruction set takes a map of 1 GiB, the others of 64 MiB and the plain path,
 // which forms 2^21 weights at a time and a dozen copies of them, of 512 MiB.
 TEST(AttentionMapContractTest, SummariesOfLongInputsTakeNoMemoryForAMap) {
-  const bool plain = detail::plain_is_forced(), fast = !plain && !std::getenv("MHA_CPU_ISA");
+  const bool plain = detail::kernels_are_off(), fast = !plain && !std::getenv("MHA_CPU_ISA");
   const int64_t t = fast ? 16384 : plain ? 8192 : 4096, h = plain ? 2 : 1;
   const auto q = torch::randn({1, h, t, 32}), k = torch::randn({1, h, t, 32});
   const ThreadCount threads(2);  // each has scratch of its own

@@ -31,7 +31,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 // differ by some 8 * sqrt(64) roundings, and a weight by a quarter of twice that.
 double weight_tolerance(at::ScalarType dtype) {
   if (dtype == at::kDouble) return 1e-14;
-  return detail::plain_is_forced() ? 2e-6 : 2e-7;
+  return detail::kernels_are_off() ? 2e-6 : 2e-7;
 }
 
 void expect_top_keys(const TopKeys& top, const at::Tensor& weights, int64_t k, double one) {

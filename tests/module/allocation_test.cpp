@@ -41,7 +41,7 @@ std::vector<int64_t> large_allocations(const Call& call) {
 }
 
 TEST(AllocationTest, SteadyStateTakesLargeMemoryForTheResultsOnly) {
-  if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
+  if (detail::kernels_are_off()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
   MultiHeadAttention module(MultiHeadAttentionOptions(256, 4));
   module->eval();
   Random random(1);
@@ -57,7 +57,7 @@ TEST(AllocationTest, SteadyStateTakesLargeMemoryForTheResultsOnly) {
 }
 
 TEST(AllocationTest, AStepOverACacheCopiesNoneOfItWhateverItsDtype) {
-  if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it copies keys";
+  if (detail::kernels_are_off()) GTEST_SKIP() << "MHA_PATH=plain: it copies keys";
   at::NoGradGuard no_grad;
   MultiHeadAttention module(MultiHeadAttentionOptions(64, 4).num_kv_heads(2));
   module->eval();
@@ -72,7 +72,7 @@ TEST(AllocationTest, AStepOverACacheCopiesNoneOfItWhateverItsDtype) {
 }
 
 TEST(AllocationTest, RotatingNormalisingAndGatingTakeNoLargeMemory) {
-  if (detail::plain_is_forced()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
+  if (detail::kernels_are_off()) GTEST_SKIP() << "MHA_PATH=plain: it holds maps";
   MultiHeadAttention module(MultiHeadAttentionOptions(256, 4)
                                 .rotary(RotaryOptions())
                                 .qk_norm(QKNorm::rms)

@@ -94,7 +94,7 @@ std::vector<at::Tensor> run_kernels(const at::Tensor& query, const at::Tensor& k
 
 TEST_P(RepeatabilityTest, EveryMaskAndOptionGivesTheSameBitsAtAnyNumberOfThreads) {
   const auto dtype = GetParam();
-  if (dtype == at::kDouble || detail::plain_is_forced()) {
+  if (dtype == at::kDouble || detail::kernels_are_off()) {
     GTEST_SKIP() << "the plain path's gradients are the BLAS's";
   }
   Random random(11);
@@ -141,7 +141,7 @@ TEST_P(RepeatabilityTest, EveryMaskAndOptionGivesTheSameBitsAtAnyNumberOfThreads
 }
 
 TEST_P(RepeatabilityTest, StepsOverACacheGiveTheSameBitsAtAnyNumberOfThreads) {
-  if (GetParam() == at::kDouble || detail::plain_is_forced()) {
+  if (GetParam() == at::kDouble || detail::kernels_are_off()) {
     GTEST_SKIP() << "the plain path's products are the BLAS's";
   }
   at::NoGradGuard no_grad;

@@ -39,7 +39,8 @@ class InstructionSetsTest(unittest.TestCase):
             ["generic: 1 runs", "avx2: 1 runs",
              "avx512: NOT RUN: this CPU cannot",
              "avx512_bf16: NOT RUN: this CPU cannot, or not faster than float32",
-             "amx-emulated: 1 runs", "amx: NOT RUN: this CPU cannot", "plain: 1 runs"])
+             "amx-emulated: 1 runs", "amx: NOT RUN: this CPU cannot",
+             "torch: NOT RUN: not under sanitizers", "plain: 1 runs"])
 
     def test_what_failed_or_ended_early_is_named(self):
         lines = summary([

@@ -138,7 +138,7 @@ double blas_tolerance(const at::Tensor& expected) {
 
 ::testing::AssertionResult is_same_result(const at::Tensor& actual,
                                           const at::Tensor& expected) {
-  const bool by_blas = detail::plain_is_forced() ||
+  const bool by_blas = detail::kernels_are_off() ||
                        (expected.defined() && expected.scalar_type() == at::kDouble);
   return by_blas ? is_same_but_for_blas(actual, expected) : is_bit_equal(actual, expected);
 }

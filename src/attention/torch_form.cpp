@@ -1,0 +1,110 @@
+#include "attention/torch_form.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "attention/plain_blocks.h"
+#include "mask/dense_mask.h"
+#include "runtime/torch_compat.h"
+#include "runtime/wants_gradient.h"
+
+namespace mha::detail {
+namespace {
+
+using Pairs = TorchForm::Pairs;
+
+TorchForm refused(const char* because) {
+  TorchForm form;
+  form.refusal = because;
+  return form;
+}
+
+bool has_lists(const ResolvedMask& mask) {
+  const auto lists = tensor_lists(mask);
+  return std::any_of(lists.begin(), lists.end(),
+                     [](const auto* list) { return !list->empty(); });
+}
+
+// A band without a lower edge that cuts, as a causal square of some keys. Query i sees the keys
+// up to i + high.
+TorchForm banded(const ResolvedMask& mask) {
+  const int64_t high = mask.band.high;
+  TorchForm form;
+  form.keys = mask.keys;
+  if (high >= mask.keys - 1) return form;
+  form.pairs = Pairs::causal;
+  form.dead_queries = std::min(std::max<int64_t>(-high, 0), mask.queries);
+  form.padding = std::max<int64_t>(high, 0);
+  form.keys = std::min(mask.keys, mask.queries - form.dead_queries + form.padding);
+  return form;
+}
+
+// Without LibTorch's word on it.
+TorchForm wanted_form(const ResolvedMask& mask, at::ScalarType dtype, at::Device device) {
+  const bool cuts_below = mask.band.low > 1 - mask.queries;
+  if (!has_lists(mask) && !cuts_below && mask.extra_keys == 0) {
+    const auto form = banded(mask);
+    // Else most of the queries would be padding.
+    if (form.padding <= mask.queries) return form;
+  }
+  const bool adds = !added_terms(mask).empty();
+  if (adds && dtype != at::kFloat && dtype != at::kDouble) {
+    return refused("LibTorch's would round the added terms to a half type");
+  }
+  double bytes = static_cast<double>(c10::elementSize(dtype));
+  for (const int64_t size : pair_sizes(mask)) bytes *= static_cast<double>(size);
+  if (bytes > static_cast<double>(plain_block_bytes(device))) {
+    return refused("the mask would be a tensor of all pairs for LibTorch's");
+  }
+  TorchForm form;
+  form.pairs = mask.allows_everything() && !adds ? Pairs::all : Pairs::masked;
+  form.keys = mask.keys + mask.extra_keys;
+  return form;
+}
+
+const char* refusal_of(const at::Tensor& query, const ResolvedMask& mask,
+                       const AttentionCall& call) {
+  if (!has_torch_attention(query.device())) return no_torch_attention;
+  if (call.weights != Weights::none) return "weights are returned";
+  if (call.statistics == Statistics::needed) return "a backward needs the rows' statistics";
+  if (call.scoring.softcap > 0) return "LibTorch's has no soft cap";
+  if (call.scoring.sinks.defined()) return "LibTorch's has no sinks";
+  if (call.dropout > 0) return "LibTorch's drops other weights than are returned";
+  if (at::GradMode::is_enabled() && any_requires_grad(added_terms(mask))) {
+    return "an added term of the mask asks for its gradient";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool has_torch_attention(at::Device device) {
+  return device.is_cpu() || device.is_cuda() || device.type() == at::kXPU;
+}
+
+TorchForm torch_form(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const ResolvedMask& mask, const AttentionCall& call) {
+  if (const char* refusal = refusal_of(query, mask, call)) return refused(refusal);
+  const int64_t n = query.size(0), h = query.size(1), l = query.size(2), s = key.size(2);
+  if (n * h * l * s * query.size(3) * value.size(3) == 0) return refused("a size is 0");
+  const auto form = wanted_form(mask, query.scalar_type(), query.device());
+  if (form.refusal || form.keys == 0) return form.refusal ? form : refused("no key is seen");
+  // Sizes are what it goes by; one number stands for all.
+  const int64_t d = std::max(query.size(3), value.size(3));
+  const auto sized = [&](int64_t heads, int64_t tokens) {
+    return at::empty({d}, query.options()).expand({n, heads, tokens, d});
+  };
+  const auto column = form.pairs == Pairs::masked
+                          ? at::empty({1}, query.options()).expand({1, 1, l, s})
+                          : at::Tensor();
+  const auto keys = sized(key.size(1), form.keys);
+  if (!torch_compat::has_fused_attention(sized(h, form.pairs == Pairs::causal ? form.keys : l),
+                                         keys, keys, column, form.pairs == Pairs::causal,
+                                         call.scoring.scale)) {
+    return refused("LibTorch has no fused attention for these sizes");
+  }
+  return form;
+}
+
+}  // namespace mha::detail

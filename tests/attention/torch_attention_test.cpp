@@ -1,0 +1,356 @@
+// Guards the path by at::scaled_dot_product_attention: which calls it is asked for and how,
+// that it gives what the composition of ATen calls gives, gradients included, whatever lies
+// behind a mask, and that it holds no (L, S) tensor. Either sums in float64 in an order of its
+// own, so that numbers of order 1, of which some hundred are summed, agree to 1e-11.
+#include "attention/torch_attention.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention/plain_blocks.h"
+#include "mask/dense_mask.h"
+#include "support/attention_setting.h"
+#include "support/expect.h"
+#include "support/peak_memory.h"
+#include "support/thread_count.h"
+
+namespace mha::detail {
+namespace {
+
+using test::is_close;
+using test::leaf;
+using Tensors = std::vector<at::Tensor>;
+using Pairs = TorchForm::Pairs;
+
+constexpr double tolerance = 1e-11;
+
+class TorchAttentionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::getenv("MHA_CPU_ISA")) GTEST_SKIP() << "MHA_CPU_ISA: no kernel is in use";
+    if (std::getenv("MHA_BLOCK_BYTES")) GTEST_SKIP() << "MHA_BLOCK_BYTES is set";
+    const auto q = torch::zeros({1, 1, 4, 4});
+    if (torch_form(q, q, q, resolve(Mask(), {{}, 1, 1, 4, 4}, at::kCPU), call_for(4)).refusal) {
+      GTEST_SKIP() << "this LibTorch has no fused attention for grouped heads";
+    }
+  }
+};
+
+struct Sizes {
+  int64_t queries, keys, heads = 4, kv_heads = 2, head_dim = 8, value_dim = 8;
+};
+
+struct Heads {
+  at::Tensor query, key, value;
+};
+
+Heads draw_heads(const Sizes& s, int64_t seed = 1) {
+  torch::manual_seed(seed);
+  const auto number = torch::TensorOptions(torch::kDouble);
+  return {torch::randn({2, s.heads, s.queries, s.head_dim}, number),
+          torch::randn({2, s.kv_heads, s.keys, s.head_dim}, number),
+          torch::randn({2, s.kv_heads, s.keys, s.value_dim}, number)};
+}
+
+ResolvedMask resolved(const Mask& mask, const Sizes& s) {
+  return resolve(mask, {{}, 2, s.heads, s.queries, s.keys}, at::kCPU);
+}
+
+TorchForm form_of(const Mask& mask, const Sizes& s, const AttentionCall& call = call_for(8),
+                  at::ScalarType dtype = at::kDouble) {
+  const auto heads = draw_heads(s);
+  return torch_form(heads.query.to(dtype), heads.key.to(dtype), heads.value.to(dtype),
+                    resolved(mask, s), call);
+}
+
+bool refuses(const TorchForm& form, const std::string& part) {
+  return form.refusal && std::string(form.refusal).find(part) != std::string::npos;
+}
+
+TEST_F(TorchAttentionTest, BandsBecomeCausalSquares) {
+  const auto is = [](const TorchForm& form, Pairs pairs, int64_t dead, int64_t padding,
+                     int64_t keys) {
+    return !form.refusal && form.pairs == pairs && form.dead_queries == dead &&
+           form.padding == padding && form.keys == keys;
+  };
+  const auto top_left = Mask::causal(Mask::Alignment::top_left);
+  EXPECT_TRUE(is(form_of({}, {5, 9}), Pairs::all, 0, 0, 9));
+  EXPECT_TRUE(is(form_of(Mask::causal(), {6, 6}), Pairs::causal, 0, 0, 6));
+  EXPECT_TRUE(is(form_of(Mask::causal(), {1, 6}), Pairs::all, 0, 0, 6));
+  EXPECT_TRUE(is(form_of(Mask::causal(), {4, 6}), Pairs::causal, 0, 2, 6));
+  EXPECT_TRUE(is(form_of(Mask::causal(), {6, 4}), Pairs::causal, 2, 0, 4));
+  EXPECT_TRUE(is(form_of(top_left, {4, 6}), Pairs::causal, 0, 0, 4));
+  EXPECT_TRUE(is(form_of(top_left, {6, 4}), Pairs::causal, 0, 0, 4));
+  EXPECT_TRUE(is(form_of(Mask::window(-1, 2), {6, 6}), Pairs::causal, 0, 2, 6));
+  // Half of the square and more would be padding.
+  EXPECT_TRUE(is(form_of(Mask::causal(), {2, 6}), Pairs::masked, 0, 0, 6));
+  EXPECT_TRUE(is(form_of(Mask::window(2, 0), {6, 6}), Pairs::masked, 0, 0, 6));
+  EXPECT_TRUE(
+      is(form_of(Mask::lengths(torch::tensor({3, 6})), {6, 6}), Pairs::masked, 0, 0, 6));
+}
+
+TEST_F(TorchAttentionTest, WhatMeansAnotherThingThereIsRefused) {
+  const Sizes s{6, 6};
+  const auto with = [](auto change) {
+    auto call = call_for(8);
+    change(call);
+    return call;
+  };
+  using Call = AttentionCall;
+  EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.weights = Weights::averaged; })),
+                      "weights are returned"));
+  EXPECT_TRUE(
+      refuses(form_of({}, s, with([](Call& c) { c.scoring.softcap = 1; })), "soft cap"));
+  EXPECT_TRUE(refuses(
+      form_of({}, s, with([](Call& c) { c.scoring.sinks = torch::zeros({4}); })), "sinks"));
+  EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.dropout = 0.5; })), "drops"));
+  EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.statistics = Statistics::needed; })),
+                      "statistics"));
+  EXPECT_TRUE(refuses(form_of(Mask::add(leaf(torch::zeros({6, 6}))), s), "gradient"));
+  EXPECT_FALSE(form_of(Mask::add(torch::zeros({6, 6})), s).refusal);
+  EXPECT_TRUE(refuses(form_of(Mask::add(torch::zeros({6, 6})), s, call_for(8), at::kHalf),
+                      "half type"));
+  EXPECT_TRUE(refuses(form_of({}, {6, 0}), "0"));
+  EXPECT_TRUE(refuses(form_of(Mask::causal(Mask::Alignment::bottom_right), {6, 0}), "0"));
+  // 4 bytes a pair beyond 32 MiB, but a row of keys for each sample is none.
+  const auto long_form = [](const Mask& mask) {
+    return torch_form(torch::empty({1, 1, 1, 8}).expand({1, 1, 3000, 8}),
+                      torch::empty({1, 1, 1, 8}).expand({1, 1, 3000, 8}),
+                      torch::empty({1, 1, 1, 8}).expand({1, 1, 3000, 8}),
+                      resolve(mask, {{}, 1, 1, 3000, 3000}, at::kCPU), call_for(8));
+  };
+  EXPECT_TRUE(refuses(long_form(Mask::window(5, 5)), "all pairs"));
+  EXPECT_FALSE(long_form(Mask::lengths(torch::tensor({9}))).refusal);
+  EXPECT_FALSE(long_form(Mask::causal()).refusal);
+}
+
+// Output and gradients of query, key and value, and output without a graph.
+template <typename Attend>
+Tensors outcome(const Heads& heads, const at::Tensor& grad, Attend attend) {
+  const Tensors leaves{leaf(heads.query), leaf(heads.key), leaf(heads.value)};
+  const auto output = attend(leaves[0], leaves[1], leaves[2]);
+  auto all = torch::autograd::grad({output}, leaves, {grad});
+  all.push_back(output.detach());
+  const at::NoGradGuard no_grad;
+  all.push_back(attend(leaves[0], leaves[1], leaves[2]));
+  return all;
+}
+
+void expect_same(const Tensors& actual, const Tensors& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_TRUE(is_close(actual[i], expected[i], tolerance)) << "result " << i;
+  }
+}
+
+void compare(const Heads& heads, const ResolvedMask& mask, const AttentionCall& call,
+             const at::Tensor& grad) {
+  const auto form = torch_form(heads.query, heads.key, heads.value, mask, call);
+  ASSERT_FALSE(form.refusal) << form.refusal;
+  const auto by_torch = outcome(heads, grad, [&](auto& q, auto& k, auto& v) {
+    return torch_attention(q, k, v, mask, call, form).output;
+  });
+  const auto composed = outcome(heads, grad, [&](auto& q, auto& k, auto& v) {
+    return plain_attention(q, k, v, mask, call).output;
+  });
+  expect_same(by_torch, composed);
+}
+
+TEST_F(TorchAttentionTest, ResultsAndGradientsAreThoseOfTheComposition) {
+  int64_t served = 0;
+  for (int64_t seed = 0; seed < 120; ++seed) {
+    SCOPED_TRACE(seed);
+    auto s = draw_setting(seed);
+    s.call.weights = Weights::none;
+    s.call.dropout = s.call.scoring.softcap = 0;
+    s.call.scoring.sinks = at::Tensor();
+    const Heads heads = [&] {
+      torch::manual_seed(seed);
+      const auto number = torch::TensorOptions(torch::kDouble);
+      const int64_t keys = s.keys + s.extra;
+      // One transposed, as a module's heads are.
+      return Heads{
+          torch::randn({s.batch, s.queries, s.heads, s.head_dim}, number).transpose(1, 2),
+          torch::randn({s.batch, s.kv_heads, keys, s.head_dim}, number),
+          torch::randn({s.batch, s.kv_heads, keys, s.value_dim}, number)};
+    }();
+    const auto mask = resolved_mask(s);
+    if (torch_form(heads.query, heads.key, heads.value, mask, s.call).refusal) continue;
+    ++served;
+    compare(heads, mask, s.call,
+            torch::randn({s.batch, s.heads, s.queries, s.value_dim}, torch::kDouble));
+  }
+  EXPECT_GT(served, 60);
+}
+
+TEST_F(TorchAttentionTest, EveryCutOfACausalMaskMeansTheSame) {
+  for (const auto alignment : {Mask::Alignment::top_left, Mask::Alignment::bottom_right}) {
+    for (const Sizes s : {Sizes{7, 7}, Sizes{1, 5}, Sizes{5, 7}, Sizes{2, 9}, Sizes{9, 4},
+                          Sizes{5, 1}, Sizes{6, 6, 4, 4, 8, 3}, Sizes{6, 6, 4, 1, 3, 8}}) {
+      SCOPED_TRACE(c10::str(s.queries, " queries, ", s.keys, " keys"));
+      const auto heads = draw_heads(s);
+      compare(heads, resolved(Mask::causal(alignment), s), call_for(8),
+              torch::randn({2, s.heads, s.queries, s.value_dim}, torch::kDouble));
+    }
+  }
+}
+
+// LibTorch's kernels take rows of numbers side by side; any others are copied.
+TEST_F(TorchAttentionTest, AnyStridesAreTaken) {
+  const Sizes s{6, 6, 4, 4};
+  auto heads = draw_heads(s);
+  heads.query = heads.query.transpose(2, 3).contiguous().transpose(2, 3);
+  heads.key = heads.key.narrow(2, 0, 1).expand({2, 4, 6, 8});
+  heads.value = torch::randn({2, 4, 13}, torch::kDouble).unfold(2, 8, 1);
+  ASSERT_EQ(heads.value.size(2), 6);
+  compare(heads, resolved(Mask::causal(), s), call_for(8),
+          torch::randn({}, torch::kDouble).expand({2, 4, 6, 8}));
+}
+
+// NaN and infinity, behind a mask and in front of it, in the inputs and in the gradient.
+TEST_F(TorchAttentionTest, WhatIsNotFiniteGoesWhereTheCompositionLetsIt) {
+  const Sizes s{6, 8};
+  const auto masks = {Mask::causal(), Mask::lengths(torch::tensor({3, 8})),
+                      Mask::block(torch::eye(6, 8, torch::kBool)), Mask::window(1, 1), Mask()};
+  const double values[] = {NAN, INFINITY, 1e300};
+  int64_t which = 0;
+  for (const auto& mask : masks) {
+    for (const double value : values) {
+      for (const int64_t place : {0, 3, 7}) {
+        SCOPED_TRACE(c10::str("mask ", which / 9, ", ", value, " at ", place));
+        ++which;
+        auto heads = draw_heads(s);
+        auto grad = torch::randn({2, 4, 6, 8}, torch::kDouble);
+        heads.key.select(2, place).fill_(value);
+        heads.value.select(2, place).fill_(value);
+        if (value == 1e300) heads.query.mul_(1e10);  // whose scores overflow
+        if (place == 3) grad.select(2, 2).fill_(NAN);
+        compare(heads, resolved(mask, s), call_for(8), grad);
+      }
+    }
+  }
+}
+
+// What other devices do where a look at the numbers would wait for them.
+TEST_F(TorchAttentionTest, NaNReachesTheRowsThatSeeItWithoutALookAtAnyNumber) {
+  for (const Sizes s : {Sizes{7, 7}, Sizes{5, 7}, Sizes{9, 4}}) {
+    for (const auto alignment : {Mask::Alignment::top_left, Mask::Alignment::bottom_right}) {
+      for (int64_t kind = 0; kind < 4; ++kind) {
+        SCOPED_TRACE(c10::str(s.queries, " queries, ", s.keys, " keys, kind ", kind));
+        auto heads = draw_heads(s);
+        if (kind == 0) heads.key.select(2, 2).select(2, 1).fill_(NAN);
+        if (kind == 1) heads.value.select(2, 2).select(2, 5).fill_(NAN);
+        if (kind == 2) {
+          heads.value.select(2, 1).select(2, 5).fill_(INFINITY);
+          heads.value.select(2, 3).select(2, 5).fill_(-INFINITY);
+        }
+        if (kind == 3) heads.query.select(2, 4).select(2, 0).fill_(NAN);
+        const auto mask = resolved(Mask::causal(alignment), s);
+        const auto form = torch_form(heads.query, heads.key, heads.value, mask, call_for(8));
+        ASSERT_TRUE(!form.refusal && form.pairs == Pairs::causal);
+        const auto actual = causal_without_reading(heads.query, heads.key, heads.value,
+                                                   call_for(8).scoring.scale, form);
+        const auto expected =
+            plain_attention(heads.query, heads.key, heads.value, mask, call_for(8)).output;
+        EXPECT_TRUE(is_close(actual, expected, tolerance));
+      }
+    }
+  }
+}
+
+// A row of the mask that blocks everything has output 0, whatever its query is.
+TEST_F(TorchAttentionTest, RowsWithoutKeysAreZeroAndSoAreTheirGradients) {
+  const Sizes s{4, 4};
+  auto heads = draw_heads(s);
+  const auto keep = torch::ones({4, 4}, torch::kBool);
+  keep.select(0, 2).fill_(false);
+  const auto mask = resolved(Mask::keep(keep), s);
+  compare(heads, mask, call_for(8), torch::randn({2, 4, 4, 8}, torch::kDouble));
+  const auto query = leaf(heads.query);
+  const auto form = torch_form(query, heads.key, heads.value, mask, call_for(8));
+  const auto output =
+      torch_attention(query, heads.key, heads.value, mask, call_for(8), form).output;
+  EXPECT_EQ(output.select(2, 2).abs().sum().item<double>(), 0);
+  output.sum().backward();
+  EXPECT_EQ(query.grad().select(2, 2).abs().sum().item<double>(), 0);
+}
+
+TEST_F(TorchAttentionTest, GradientsOfGradientsAreRight) {
+  const Sizes s{5, 5};
+  const auto heads = draw_heads(s);
+  const auto mask = resolved(Mask::causal(), s);
+  const auto second = [&](auto attend) {
+    const Tensors leaves{leaf(heads.query), leaf(heads.key), leaf(heads.value)};
+    const auto output = attend(leaves[0], leaves[1], leaves[2]);
+    const auto first = torch::autograd::grad({output.sin().sum()}, leaves, {},
+                                             /*retain_graph=*/true, /*create_graph=*/true);
+    return torch::autograd::grad(
+        {first[0].sin().sum() + first[1].sin().sum() + first[2].sin().sum()}, leaves);
+  };
+  const auto form = torch_form(heads.query, heads.key, heads.value, mask, call_for(8));
+  expect_same(second([&](auto& q, auto& k, auto& v) {
+                return torch_attention(q, k, v, mask, call_for(8), form).output;
+              }),
+              second([&](auto& q, auto& k, auto& v) {
+                return plain_attention(q, k, v, mask, call_for(8)).output;
+              }));
+}
+
+TEST_F(TorchAttentionTest, AGraphIsWalkedAsOftenAsItIsRetained) {
+  const Sizes s{5, 5};
+  const auto heads = draw_heads(s);
+  const auto mask = resolved(Mask::causal(), s);
+  const auto q = leaf(heads.query);
+  const auto form = torch_form(q, heads.key, heads.value, mask, call_for(8));
+  const auto output =
+      torch_attention(q, heads.key, heads.value, mask, call_for(8), form).output;
+  const auto sum = output.sin().sum();
+  const auto first = torch::autograd::grad({sum}, {q}, {}, /*retain_graph=*/true);
+  const auto second = torch::autograd::grad({sum}, {q});
+  EXPECT_TRUE(test::is_bit_equal(second[0], first[0]));
+  EXPECT_THROW(torch::autograd::grad({sum}, {q}), c10::Error);
+}
+
+TEST_F(TorchAttentionTest, ChangesInPlaceBeforeABackwardAreNoticed) {
+  const Sizes s{9, 9, 2, 2};
+  const auto heads = draw_heads(s);
+  const auto q = leaf(heads.query);
+  const auto keep = torch::ones({9, 9}, torch::kBool);
+  const auto mask = resolved(Mask::keep(keep), s);
+  const auto form = torch_form(q, heads.key, heads.value, mask, call_for(8));
+  for (const auto& changed : {heads.key, keep}) {
+    const auto output =
+        torch_attention(q, heads.key, heads.value, mask, call_for(8), form).output;
+    changed.fill_(1);
+    EXPECT_THROW(output.sum().backward(), c10::Error);
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// One map of one head would be 512 MiB.
+TEST_F(TorchAttentionTest, NoMapIsHeld) {
+  constexpr int64_t length = 8192;
+  Tensors leaves;
+  for (int64_t i = 0; i < 3; ++i) {
+    leaves.push_back(leaf(torch::randn({1, 2, length, 16}, torch::kDouble)));
+  }
+  const test::ThreadCount threads(2);
+  test::PeakMemory::reset();
+  const double before = test::PeakMemory::mib();
+  if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
+  const auto output =
+      scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], Mask::causal(),
+                                   AttentionOptions().weights(Weights::none))
+          .output;
+  EXPECT_LT(test::PeakMemory::mib() - before, 2 + 100) << "the output is 2 MiB";
+  output.sum().backward();
+  EXPECT_LT(test::PeakMemory::mib() - before, 4 * 2 + 250)
+      << "training: the output, gradients of q, k and v are 2 MiB each";
+}
+#endif
+
+}  // namespace
+}  // namespace mha::detail
