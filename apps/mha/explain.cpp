@@ -104,9 +104,9 @@ std::string ExplainOptions::blocks_text(const c10::Device& device, at::ScalarTyp
   const auto sizes = detail::plain_block_sizes(mask, kv_heads, dtype, device,
                                                value_of(returned_weights(), weights_));
   if (detail::is_one_block(sizes, mask, kv_heads)) return "one, of all queries";
-  return c10::str("in blocks of ", sizes.queries, " queries of ",
-                  sizes.kv_heads * (heads_ / kv_heads), " heads of ", sizes.samples,
-                  " samples");
+  return c10::str("in blocks of ", sizes.queries, " of ", queries_, " queries, ",
+                  sizes.kv_heads * (heads_ / kv_heads), " of ", heads_, " heads and ",
+                  sizes.samples, " of ", batch_, " samples");
 }
 
 nlohmann::ordered_json ExplainOptions::explanation() const {
@@ -125,8 +125,8 @@ nlohmann::ordered_json ExplainOptions::explanation() const {
   const auto dtype = value_of(floating_dtypes(), dtype_);
   const std::vector<int64_t> query = {batch_, heads_, queries_, head_dim_};
   const std::vector<int64_t> key = {batch_, kv_heads, keys, head_dim_};
-  detail::AttentionCall call{{detail::default_scale(head_dim_)},
-                             value_of(returned_weights(), weights_)};
+  detail::AttentionCall call{{detail::default_scale(head_dim_)}};
+  call.weights = value_of(returned_weights(), weights_);
   const auto mask = detail::resolve(Mask(), {{}, batch_, heads_, queries_, keys}, at::kCPU);
   auto attention = detail::choose_path(device, dtype, head_dim_, head_dim_);
   if (attention.path == detail::Path::torch) {

@@ -124,10 +124,13 @@ at::Tensor unknown_rows(const at::Tensor& tensor) {
   return (tensor.detach() * 0).sum(-1, /*keepdim=*/true);
 }
 
-at::Tensor pairs_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                    const ResolvedMask& mask, double scale, const TorchForm& form) {
+at::Tensor pairs_of(const at::Tensor& query, const at::Tensor& stored_key,
+                    const at::Tensor& stored_value, const ResolvedMask& mask, double scale,
+                    const TorchForm& form) {
   // The precision is chosen by the caller; autocast must not lower it.
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto key = stored_key.to(query.scalar_type());
+  const auto value = stored_value.to(query.scalar_type());
   switch (form.pairs) {
     case Pairs::all:
       return fused(query, key, value, {}, /*causal=*/false, scale);

@@ -67,7 +67,6 @@ const char* refusal_of(const at::Tensor& query, const ResolvedMask& mask,
                        const AttentionCall& call) {
   if (!has_torch_attention(query.device())) return no_torch_attention;
   if (call.weights != Weights::none) return "weights are returned";
-  if (call.statistics == Statistics::needed) return "a backward needs the rows' statistics";
   if (call.scoring.softcap > 0) return "LibTorch's has no soft cap";
   if (call.scoring.sinks.defined()) return "LibTorch's has no sinks";
   if (call.dropout > 0) return "LibTorch's drops other weights than are returned";
@@ -86,6 +85,11 @@ bool has_torch_attention(at::Device device) {
 TorchForm torch_form(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const ResolvedMask& mask, const AttentionCall& call) {
   if (const char* refusal = refusal_of(query, mask, call)) return refused(refusal);
+  for (const auto& stored : {key, value}) {
+    if (c10::promoteTypes(query.scalar_type(), stored.scalar_type()) != query.scalar_type()) {
+      return refused("keys or values would be rounded to the query's dtype");
+    }
+  }
   const int64_t n = query.size(0), h = query.size(1), l = query.size(2), s = key.size(2);
   if (n * h * l * s * query.size(3) * value.size(3) == 0) return refused("a size is 0");
   const auto form = wanted_form(mask, query.scalar_type(), query.device());

@@ -107,8 +107,6 @@ TEST_F(TorchAttentionTest, WhatMeansAnotherThingThereIsRefused) {
   EXPECT_TRUE(refuses(
       form_of({}, s, with([](Call& c) { c.scoring.sinks = torch::zeros({4}); })), "sinks"));
   EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.dropout = 0.5; })), "drops"));
-  EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.statistics = Statistics::needed; })),
-                      "statistics"));
   EXPECT_TRUE(refuses(form_of(Mask::add(leaf(torch::zeros({6, 6}))), s), "gradient"));
   EXPECT_FALSE(form_of(Mask::add(torch::zeros({6, 6})), s).refusal);
   EXPECT_TRUE(refuses(form_of(Mask::add(torch::zeros({6, 6})), s, call_for(8), at::kHalf),

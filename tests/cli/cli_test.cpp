@@ -167,7 +167,8 @@ TEST(CliInfoTest, ExplainsWhichWayACallTakesAndWhy) {
   EXPECT_TRUE(says(explain({}, generic)["kernel"], "generic, float32, tiles of 12"));
   EXPECT_TRUE(says(explain({"--queries", "1", "--keys", "4096"}, generic)["kernel"], "chunks"));
   EXPECT_TRUE(says(explain({"--dtype", "bfloat16"}, generic)["kernel"], "float32 copies"));
-  EXPECT_TRUE(says(explain({"--dtype", "float64"})["attention"], "composition"));
+  EXPECT_TRUE(says(explain({"--dtype", "float64"})["attention"], "scaled_dot_product"));
+  EXPECT_TRUE(says(explain({"--device", "mps"})["attention"], "composition"));
   EXPECT_TRUE(says(explain({"--device", "cuda"})["attention"], "for the CPU"));
   EXPECT_TRUE(says(explain({}, {{"MHA_PATH", "plain"}})["projections"], "MHA_PATH=plain"));
   EXPECT_FALSE(explain({}, {{"MHA_PATH", "plain"}}).contains("kernel"));
@@ -181,13 +182,17 @@ TEST(CliInfoTest, ExplainsWhichWayACallTakesAndWhy) {
     EXPECT_TRUE(says(lines["projections"], "matrix tiles"));
   }
   EXPECT_FALSE(explain({}).contains("blocks"));
-  EXPECT_TRUE(says(explain({"--dtype", "float64", "--queries", "9"})["blocks"], "one"));
+  std::vector<std::string> composed{"--dtype", "float64", "--return-weights", "per-head"};
   const Environment small{{"MHA_BLOCK_BYTES", "1000000"}};
-  EXPECT_TRUE(says(explain({"--dtype", "float64"}, small)["blocks"],
-                   "in blocks of 24 queries of 1 heads of 1 samples"));
+  EXPECT_TRUE(says(explain(composed)["attention"], "weights are returned"));
+  EXPECT_TRUE(
+      says(explain(composed, small)["blocks"], "in blocks of 24 of 512 queries, 1 of "));
+  composed.insert(composed.end(), {"--queries", "9"});
+  EXPECT_TRUE(says(explain(composed)["blocks"], "one"));
   for (const char* wrong : {"0", "-1", "64M", "1e6", "99999999999999999999"}) {
     expect_error(
-        run_mha({"info", "--explain", "--dtype", "float64"}, {{"MHA_BLOCK_BYTES", wrong}}),
+        run_mha({"info", "--explain", "--return-weights", "averaged", "--dtype", "float64"},
+                {{"MHA_BLOCK_BYTES", wrong}}),
         std::string("MHA_BLOCK_BYTES: expected a positive integer, found '") + wrong);
   }
   expect_error(run_mha({"info", "--explain", "--num-kv-heads", "3"}),
