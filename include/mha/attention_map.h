@@ -82,6 +82,9 @@ enum class ScoreStage {
 /// again, some rows at a time as above, so that a method takes no more memory with gradients
 /// than without. (A backward that is itself to be differentiated holds them all.)
 ///
+/// `AttentionAttribution` (attention_attribution.h) has the gradient of a loss with respect to
+/// the weights in the same forms.
+///
 /// A `const` map may be used by several threads. Copies share what they keep. Tensors are kept,
 /// not copied: a method throws `c10::Error` if one of them was modified in place since. An
 /// index outside its range throws `c10::Error` that names it, and so does every method of a map
@@ -162,6 +165,7 @@ class AttentionMap {
   explicit AttentionMap(std::shared_ptr<const detail::MapState> state);
 
  private:
+  friend class AttentionAttribution;  // of a map
   const detail::MapState& state() const;
 
   std::shared_ptr<const detail::MapState> state_;

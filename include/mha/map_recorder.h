@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mha/attention_attribution.h>
 #include <mha/attention_map.h>
 #include <torch/arg.h>
 
@@ -16,18 +17,31 @@ namespace mha {
 
 namespace detail {
 struct MapRecording;
-}
+struct RecordedGradient;
+}  // namespace detail
 
 /// Options of `MapRecorder`.
 struct MapRecorderOptions {
-  /// Most bytes of queries, keys and row statistics to keep (`AttentionMap::nbytes`).
+  /// Most bytes of queries, keys and row statistics to keep (`AttentionMap::nbytes`), and with
+  /// `gradients` of values and of the gradient at the heads' output.
   TORCH_ARG(int64_t, budget_bytes) = int64_t{1} << 30;
+  /// Collect in each backward what `AttentionAttribution` needs, of calls whose heads' output
+  /// requires a gradient: some parameter or input does, and the gradient mode is on.
+  TORCH_ARG(bool, gradients) = false;
 };
 
 /// One recorded call.
 struct RecordedMap {
   std::string name;  ///< of the module
   AttentionMap map;
+  std::shared_ptr<detail::RecordedGradient> gradient = nullptr;  ///< for the library
+
+  /// Whether a backward has reached the call.
+  bool has_gradient() const;
+  /// The gradient with respect to the call's weights: the sum over the backwards so far, as
+  /// `grad()` of a tensor is. A later one changes no object that was returned. Throws
+  /// `c10::Error` that names the module if no backward has reached the call.
+  AttentionAttribution attribution() const;
 };
 
 /// Records the map of every `MultiHeadAttention` that is called in this thread while the
@@ -41,6 +55,16 @@ struct RecordedMap {
 /// bit. Several recorders may live at once, and each records; calls in other threads are not
 /// recorded. A call in training mode or with gradients keeps its graph, as `trace` does; under
 /// `torch::NoGradGuard` none is kept.
+///
+/// With `MapRecorderOptions::gradients` a backward is seen as well, also one in another thread:
+///
+///     mha::MapRecorder recorder(*model, mha::MapRecorderOptions().gradients(true));
+///     model->forward(tokens)[0][label].backward();
+///     auto relevance = recorder.attributions("encoder.layers.3.attention").at(0).mean(
+///         mha::Attribution::positive_relevance);
+///
+/// Outputs and gradients are what they are without a recorder, bit for bit. The graph holds
+/// nothing of the recorder: once its records are gone, a backward leaves nothing.
 ///
 /// Calls whose map would exceed the budget are dropped: `dropped()` counts them, and the first
 /// one raises a warning by `TORCH_WARN`. Smaller maps that come later may still be kept.
@@ -62,7 +86,12 @@ class MapRecorder {
   const std::vector<RecordedMap>& records() const;
   /// The maps of one module, in the order of its calls; none if it was not called.
   std::vector<AttentionMap> maps(const std::string& name) const;
-  /// Bytes kept, and calls that found no room.
+  /// Their attributions, in the same order. Throws as `RecordedMap::attribution` if one of the
+  /// calls has no gradient.
+  std::vector<AttentionAttribution> attributions(const std::string& name) const;
+  /// Forgets the gradients that were collected, so that the next backward stands alone.
+  void zero_grad();
+  /// Bytes kept (those of a gradient from the call on), and calls that found no room.
   int64_t nbytes() const;
   int64_t dropped() const;
 

@@ -21,16 +21,15 @@
 #include "runtime/uncomputed.h"
 
 namespace mha::detail {
-namespace {
 
-// left (N, H, L, X) @ right (N, Hk, X, Y) -> (N, H, L, Y). The query heads that share a
-// key/value head become rows of one product, so that the shared head is never copied.
 at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
   const int64_t n = left.size(0), h = left.size(1), l = left.size(2), x = left.size(3);
   const int64_t kv_heads = right.size(1);
   const auto product = at::matmul(left.reshape({n, kv_heads, h / kv_heads * l, x}), right);
   return product.view({n, h, l, right.size(3)});
 }
+
+namespace {
 
 // A copy for each query head: of flags and of single rows, and of all only beside a query that
 // is NaN.

@@ -4,6 +4,8 @@
 // For a tile of queries and each block of keys that it may attend to:
 //   pass 1  scores = K Q^T, soft cap, added terms, -inf where blocked   [key][query]
 //   pass 2  weights = 4^(scores - row_maximum) * row_factor      [key][query]
+// and for what is attributed to the pairs, G being the gradient with respect to the weights,
+//   pass 3  G = V dO^T, 0 where blocked; weights = G or weights * G   [key][query]
 // then the block is written into rows, summed, or searched, and forgotten. Every sum is formed
 // by one thread in one order.
 
@@ -12,12 +14,19 @@ struct MapTile {
   QueryTile at;
   int64_t kv_head;
   float *query, *weights, *terms;  // scratch: [D][tile], [key][tile], [key][tile]
+  float *gradient,
+      *grad_output;  // likewise, unless weights are wanted: [key][tile], [Dv][tile]
   float maximum[tile], factor[tile];
   bool at_limit;  // a row's maximum is so large that its scores may be held
 };
 
+MHA_INLINE bool wants_weights(const MapSource& source) {
+  return source.numbers == MapNumbers::weights;
+}
+
 static int64_t map_scratch(const MapSource& source) {
-  return (source.head_dim + key_block) * tile + terms_size;
+  const int64_t gradient = wants_weights(source) ? 0 : (source.value_dim + key_block) * tile;
+  return (source.head_dim + key_block) * tile + terms_size + gradient;
 }
 
 // Lanes after the last query get weights 0.
@@ -27,7 +36,13 @@ static void start_map_tile(MapTile& t, float* scratch) {
   t.query = scratch;
   t.weights = t.query + source.head_dim * tile;
   t.terms = t.weights + key_block * tile;
+  t.gradient = t.terms + terms_size;
+  t.grad_output = t.gradient + key_block * tile;
   transpose_queries(source, at, source.scale * log4e, t.query);
+  if (!wants_weights(source)) {
+    transpose_in(source.grad_output.at(at.n, at.h, at.first), source.grad_output.t, at.count,
+                 source.value_dim, 1.0f, t.grad_output, tile);
+  }
   t.at_limit = false;
   for (int64_t i = 0; i < tile; ++i) {
     const bool given = i < at.count;
@@ -37,7 +52,43 @@ static void start_map_tile(MapTile& t, float* scratch) {
   }
 }
 
-// Passes 1 and 2. Calls visit(j, v, exponent, weight) for each key j and vector v of the block;
+// The gradient of the block, whose final scores are in t.weights. Nothing of the value of a
+// blocked pair is left, nor in a row that sees nothing.
+template <int V>
+static void gradient_block(MapTile& t, const KeyBlock& block) {
+  const MapSource& source = t.source;
+  const int64_t offset = block.first_vector * lanes;
+  const Vec minus_infinity = broadcast(-__builtin_inff());
+  Vec factor[V];
+  load_lanes(t.factor + offset, factor);
+  for_each_score<V>(source.value.at(t.at.n, t.kv_head, block.first), source.value.t, block.keys,
+                    source.value_dim, t.grad_output + offset, [&](int64_t j, int v, Vec g) {
+                      const int64_t at = j * tile + offset + v * lanes;
+                      const IntVec open =
+                          (load(t.weights + at) != minus_infinity) & (factor[v] != Vec{});
+                      store(t.gradient + at, open ? g : Vec{});
+                    });
+}
+
+// Puts what is attributed to the pairs of a block in the place of their weights.
+template <int V>
+static void attribute_block(MapTile& t, const KeyBlock& block) {
+  const MapNumbers numbers = t.source.numbers;
+  const int64_t offset = block.first_vector * lanes;
+  for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const int64_t at = j * tile + offset + v * lanes;
+      const Vec gradient = load(t.gradient + at);
+      const Vec product = load(t.weights + at) * gradient;
+      store(t.weights + at, numbers == MapNumbers::gradient  ? gradient
+                            : numbers == MapNumbers::product ? product
+                                                             : max_keep_nan(Vec{}, product));
+    }
+  }
+}
+
+// Passes 1 to 3. Calls visit(j, v, exponent, weight) for each key j and vector v of the block;
 // a weight is 4^exponent * factor, and 0 where blocked, in a row of NaN too.
 template <int V, typename Visit>
 MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& visit) {
@@ -47,8 +98,7 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
   float* weights = t.weights + offset;
   Vec wild[V] = {};
   for_each_score<V>(source.key.at(t.at.n, t.kv_head, block.first), source.key.t, block.keys,
-                    source.head_dim, t.query + offset,
-                    [&](int64_t j, int v, Vec c) {
+                    source.head_dim, t.query + offset, [&](int64_t j, int v, Vec c) {
                       wild[v] = watch(wild[v], c);
                       store(weights + j * tile + v * lanes, c);
                     });
@@ -60,6 +110,7 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
   if (source.softcap > 0) cap_scores<V>(source.softcap, block.keys, tile, weights);
   if (block.adds) add_terms<V>(source.mask, t.at, block, t.terms, t.weights);
   if (block.blocks) fill_blocked<V>(source.mask, t.at, block, -__builtin_inff(), t.weights);
+  if (!wants_weights(source)) gradient_block<V>(t, block);
   Vec maximum[V], factor[V];
   load_lanes(t.maximum + offset, maximum);
   load_lanes(t.factor + offset, factor);
@@ -73,6 +124,13 @@ MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block, const Visit& vi
       visit(j, v, exponent, weight);
     }
   }
+  if (!wants_weights(source)) attribute_block<V>(t, block);
+}
+
+// The same for who reads the numbers afterwards.
+template <int V>
+MHA_INLINE void rebuild_block(MapTile& t, const KeyBlock& block) {
+  rebuild_block<V>(t, block, [](int64_t, int, Vec, Vec) {});
 }
 
 // ---- Rows of weights.
@@ -96,7 +154,7 @@ static void clear_rows(const RowsTile& t, int64_t from, int64_t to, int64_t firs
 
 template <int V>
 static void rows_block(RowsTile& t, const KeyBlock& block) {
-  rebuild_block<V>(t, block, [](int64_t, int, Vec, Vec) {});
+  rebuild_block<V>(t, block);
   const int64_t end = block.first + block.keys, offset = block.first_vector * lanes;
   clear_rows(t, t.done, block.first, 0, tile);
   clear_rows(t, block.first, end, 0, offset);
@@ -119,7 +177,7 @@ static void rows_tile(const MapSource& source, const MapRows& wanted, const Quer
   const int64_t kv_head = kv_head_of(source, at.h);
   float* rows = wanted.weights.at(at.n, wanted.averaged ? 0 : at.h, at.first);
   const float share = wanted.averaged ? 1.0f / static_cast<float>(source.heads) : 1.0f;
-  RowsTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}},
+  RowsTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}},
              wanted,
              rows,
              share,
@@ -224,8 +282,14 @@ static void map_summary(const MapSource& source, const MapSummary& wanted, int64
     const QueryTile at{chunk.n, chunk.h, first, min64(tile, chunk.end - first)};
     const int64_t kv_head = kv_head_of(source, at.h);
     const int64_t row = first_row(source, at);
-    SummaryTile t{
-        {source, at, kv_head, {}, {}, {}, {}, {}, {}}, wanted, received, {}, {}, {}, {}, {}};
+    SummaryTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}},
+                  wanted,
+                  received,
+                  {},
+                  {},
+                  {},
+                  {},
+                  {}};
     start_map_tile(t, scratch);
     for (int64_t i = 0; i < tile; ++i) {
       t.log4_factor[i] = i < at.count ? wanted.log4_factor[row + i] : 0;
@@ -239,6 +303,43 @@ static void map_summary(const MapSource& source, const MapSummary& wanted, int64
       wanted.distance[row + i] = t.distance[i];
       wanted.placed[row + i] = t.placed[i];
     }
+  }
+}
+
+struct SumsTile : MapTile {
+  const MapSums& wanted;
+  float* by_key;  // [key]
+  float by_query[tile];
+};
+
+template <int V>
+static void sums_block(SumsTile& t, const KeyBlock& block) {
+  const int64_t offset = block.first_vector * lanes;
+  rebuild_block<V>(t, block);
+  Vec sum[V] = {};
+  for (int64_t j = 0; j < block.keys; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) sum[v] += load(t.weights + j * tile + offset + v * lanes);
+  }
+  add_lanes(sum, t.by_query + offset);
+  add_key_sums<V>(t.weights + offset, block.keys, t.by_key + block.first);
+}
+
+static void map_sums(const MapSource& source, const MapSums& wanted, int64_t index,
+                     float* scratch) {
+  const QueryChunk chunk = query_chunk(source, wanted.chunk, index);
+  float* by_key = wanted.by_key + index * source.keys;
+  for (int64_t j = 0; j < source.keys; ++j) by_key[j] = 0;
+  for (int64_t first = chunk.begin; first < chunk.end; first += tile) {
+    const QueryTile at{chunk.n, chunk.h, first, min64(tile, chunk.end - first)};
+    const int64_t kv_head = kv_head_of(source, at.h);
+    SumsTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}}, wanted, by_key, {}};
+    start_map_tile(t, scratch);
+    walk_keys(source, at, [&](const KeyBlock& block) {
+      MHA_FOR_VECTORS(block.vectors, sums_block, t, block);
+    });
+    float* by_query = wanted.by_query + first_row(source, at);
+    for (int64_t i = 0; i < at.count; ++i) by_query[i] = t.by_query[i];
   }
 }
 
@@ -262,7 +363,7 @@ template <int V>
 static void pool_block(PoolTile& t, const KeyBlock& block) {
   const int64_t offset = block.first_vector * lanes, keys = t.source.keys;
   const int64_t columns = t.wanted.columns;
-  rebuild_block<V>(t, block, [](int64_t, int, Vec, Vec) {});
+  rebuild_block<V>(t, block);
   int64_t j = 0;
   while (j < block.keys) {
     const int64_t column = cell_of(block.first + j, columns, keys);
@@ -285,8 +386,9 @@ static void map_pool(const MapSource& source, const MapPool& wanted, int64_t ind
   for (int64_t first = chunk.begin; first < chunk.end; first += tile) {
     const QueryTile at{chunk.n, chunk.h, first, min64(tile, chunk.end - first)};
     const int64_t kv_head = kv_head_of(source, at.h);
-    PoolTile t{
-        {source, at, kv_head, {}, {}, {}, {}, {}, {}}, wanted, scratch + map_scratch(source)};
+    PoolTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}},
+               wanted,
+               scratch + map_scratch(source)};
     start_map_tile(t, scratch);
     for (int64_t i = 0; i < wanted.columns * tile; ++i) t.sums[i] = 0;
     walk_keys(source, at, [&](const KeyBlock& block) {
@@ -300,16 +402,17 @@ static void map_pool(const MapSource& source, const MapPool& wanted, int64_t ind
   }
 }
 
-// ---- The largest weights of each row.
+// ---- The largest numbers of each row.
 
 struct TopTile : MapTile {
   const MapTop& wanted;
   float* values;  // of the tile's first row
   int64_t* keys;
-  float threshold[tile];  // a weight must be larger to be among the row's largest
+  float threshold[tile];  // a number must be larger to be among the row's largest
+  bool unknown[tile];     // the row has a NaN
 };
 
-// Rows are heaps with the last in rank at the root. Of equal weights the earlier key ranks
+// Rows are heaps with the last in rank at the root. Of equal numbers the earlier key ranks
 // first, so a key that comes later must be larger than the root to enter.
 MHA_INLINE bool ranks_after(const float* values, const int64_t* keys, int64_t a, int64_t b) {
   return values[a] < values[b] || (values[a] == values[b] && keys[a] > keys[b]);
@@ -335,19 +438,25 @@ static void sift_down(float* values, int64_t* keys, int64_t count) {
 template <int V>
 static void top_block(TopTile& t, const KeyBlock& block) {
   const int64_t count = t.wanted.count;
-  rebuild_block<V>(t, block, [&](int64_t j, int v, Vec, Vec weight) {
-    const int64_t lane = (block.first_vector + v) * lanes;
-    if (!any(weight > load(t.threshold + lane))) return;
-    for (int i = 0; i < lanes; ++i) {
-      if (!(weight[i] > t.threshold[lane + i])) continue;
-      float* values = t.values + (lane + i) * count;
-      int64_t* keys = t.keys + (lane + i) * count;
-      values[0] = weight[i];
-      keys[0] = block.first + j;
-      sift_down(values, keys, count);
-      t.threshold[lane + i] = values[0];
+  rebuild_block<V>(t, block);
+  const auto enter = [&](int64_t lane, int64_t j, float number) {
+    t.unknown[lane] |= number != number;
+    if (!(number > t.threshold[lane])) return;
+    float* values = t.values + lane * count;
+    int64_t* keys = t.keys + lane * count;
+    values[0] = number;
+    keys[0] = block.first + j;
+    sift_down(values, keys, count);
+    t.threshold[lane] = values[0];
+  };
+  for (int64_t j = 0; j < block.keys; ++j) {
+    for (int v = 0; v < V; ++v) {
+      const int64_t lane = (block.first_vector + v) * lanes;
+      const Vec number = load(t.weights + j * tile + lane);
+      if (!any(~(number <= load(t.threshold + lane)))) continue;  // it may be NaN
+      for (int i = 0; i < lanes; ++i) enter(lane + i, j, number[i]);
     }
-  });
+  }
 }
 
 static void map_top(const MapSource& source, const MapTop& wanted, int64_t index,
@@ -355,10 +464,11 @@ static void map_top(const MapSource& source, const MapTop& wanted, int64_t index
   const QueryTile at = query_tile(source.heads, source.queries, index);
   const int64_t count = wanted.count, kv_head = kv_head_of(source, at.h);
   const int64_t row = first_row(source, at);
-  TopTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}},
+  TopTile t{{source, at, kv_head, {}, {}, {}, {}, {}, {}, {}, {}},
             wanted,
             wanted.values + row * count,
             wanted.keys + row * count,
+            {},
             {}};
   for (int64_t i = 0; i < at.count * count; ++i) {
     t.values[i] = 0;
@@ -371,8 +481,11 @@ static void map_top(const MapSource& source, const MapTop& wanted, int64_t index
   for (int64_t i = 0; i < at.count; ++i) {
     float* values = t.values + i * count;
     int64_t* keys = t.keys + i * count;
-    const bool unknown = t.factor[i] != t.factor[i];  // the row is NaN
-    for (int64_t c = 0; unknown && c < count; ++c) values[c] = t.factor[i];
+    const bool unknown = t.unknown[i];
+    for (int64_t c = 0; unknown && c < count; ++c) {
+      values[c] = __builtin_nanf("");
+      keys[c] = -1;
+    }
     for (int64_t end = count - 1; end > 0 && !unknown; --end) {
       const float value = values[0];
       const int64_t key = keys[0];

@@ -187,16 +187,32 @@ struct NormArgs {
   bool centred;
 };
 
-/// Weights of attention over float32 that are rebuilt where they are wanted.
+/// What a map holds for each pair: the weight A; the gradient G with respect to it, which is
+/// grad_output . value, 0 where the mask blocks; their product; or max(0, A * G).
+enum class MapNumbers { weights, gradient, product, positive_product };
+
+/// Weights of attention over float32 that are rebuilt where they are wanted, or what is made
+/// of them.
 struct MapSource : FloatScoreArgs {
   Rows<const float> key;
   Rows<const float> row_maximum, row_factor;  // as the forward left them, at data[n][h][query]
+  MapNumbers numbers = MapNumbers::weights;
+  /// For other numbers than weights: of a key/value head and of a head.
+  Rows<const float> value, grad_output;
+  int64_t value_dim = 0;
 };
 
-/// The weights, at data[n][h][query][key], or averaged over the heads at data[n][query][key].
+/// The numbers, at data[n][h][query][key], or averaged over the heads at data[n][query][key].
 struct MapRows {
   Rows<float> weights;
   bool averaged;
+};
+
+/// Sums over the keys of each row, (N, H, L), and over the queries of a chunk.
+struct MapSums {
+  float* by_query;
+  int64_t chunk;  // queries of one task, a multiple of the tile
+  float* by_key;  // (N, H, chunks, S)
 };
 
 /// What one walk over the weights can say: per row, (N, H, L), the entropy in nats, and over
@@ -218,8 +234,8 @@ struct MapPool {
   float* sums;         // (N, H, chunks, chunk_rows, columns), from the chunk's first row on
 };
 
-/// The `count` largest weights of each row in descending order and their keys, (N, H, L, count)
-/// each. Weights of 0 have the key -1; a row of NaN gives NaN and -1.
+/// The `count` largest numbers of each row in descending order and their keys, (N, H, L, count)
+/// each. Where none is above 0 stand 0 and the key -1; a row with a NaN gives NaN and -1.
 struct MapTop {
   int64_t count;
   float* values;
@@ -305,7 +321,7 @@ struct Kernels : PairBlocks {
                           uint32_t threshold, float factor, float* factors);
   /// Whether none of `count` floats is NaN or infinite.
   bool (*all_finite)(const float* values, int64_t count);
-  /// Floats of scratch for `map_rows`, `map_summary` and `map_top`; for `map_pool`.
+  /// Floats of scratch for `map_rows`, `map_summary`, `map_sums` and `map_top`; for `map_pool`.
   int64_t (*map_scratch)(const MapSource&);
   int64_t (*map_pool_scratch)(const MapSource&, const MapPool&);
   /// Computes one tile, numbered as those of `forward`.
@@ -313,6 +329,7 @@ struct Kernels : PairBlocks {
   void (*map_top)(const MapSource&, const MapTop&, int64_t index, float* scratch);
   /// Computes one chunk of batch * heads * ceil(queries / chunk), chunk index fastest.
   void (*map_summary)(const MapSource&, const MapSummary&, int64_t index, float* scratch);
+  void (*map_sums)(const MapSource&, const MapSums&, int64_t index, float* scratch);
   void (*map_pool)(const MapSource&, const MapPool&, int64_t index, float* scratch);
 };
 

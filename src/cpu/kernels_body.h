@@ -69,6 +69,7 @@ constexpr Kernels make_kernels() {
   kernels.map_rows = map_rows;
   kernels.map_top = map_top;
   kernels.map_summary = map_summary;
+  kernels.map_sums = map_sums;
   kernels.map_pool = map_pool;
   return kernels;
 }

@@ -15,68 +15,20 @@
 #include "map/map_method.h"
 #include "map/map_state.h"
 #include "map/plain_map.h"
+#include "map/view_methods.h"
 #include "runtime/enum_check.h"
 
 namespace mha {
 namespace {
 
+constexpr const char* map_subject = "AttentionMap";
+
+using detail::check_count;
+using detail::check_head;
+using detail::check_range;
 using detail::MapPart;
 using detail::MapState;
 using detail::MapView;
-
-// The leading dimensions of the call in place of N.
-at::Tensor restore_leading(const MapState& state, const at::Tensor& tensor) {
-  std::vector<int64_t> sizes = state.leading;
-  for (int64_t d = 1; d < tensor.dim(); ++d) sizes.push_back(tensor.size(d));
-  return tensor.reshape(sizes);
-}
-
-void check_head(const MapState& state, int64_t h) {
-  const int64_t heads = state.query.size(1);
-  TORCH_CHECK(h >= 0 && h < heads, "AttentionMap: head: expected an index from 0 to ",
-              heads - 1, ", found ", h);
-}
-
-void check_range(const char* name, int64_t from, int64_t to, int64_t size) {
-  TORCH_CHECK(from >= 0 && from <= to && to <= size, "AttentionMap: ", name,
-              ": expected a range within [0, ", size, "), found [", from, ", ", to, ")");
-}
-
-void check_count(const char* name, int64_t count, int64_t size) {
-  TORCH_CHECK(count >= 1 && count <= size, "AttentionMap: ", name,
-              ": expected a number from 1 to ", size, ", found ", count);
-}
-
-// A method with one result that is a tensor a row.
-template <typename Part, typename Fused>
-at::Tensor row_by_row(const MapView& view, const Part& part, const Fused& fused) {
-  const detail::MapMethod method{
-      [part](const MapPart& p) { return std::vector<at::Tensor>{part(p)}; },
-      [fused](const MapView& v) { return std::vector<at::Tensor>{fused(v)}; },
-      {false}};
-  return apply(method, view)[0];
-}
-
-at::Tensor weights_of(const MapView& view) {
-  return row_by_row(
-      view, [](const MapPart& part) { return detail::plain_weights(part.view); },
-      detail::fused_weights);
-}
-
-at::Tensor mean_of(const MapView& view) {
-  const auto heads = static_cast<double>(view.query.size(1));
-  const detail::MapMethod method{
-      [heads](const MapPart& part) {
-        return std::vector<at::Tensor>{
-            detail::plain_weights(part.view).sum(1, /*keepdim=*/true) / heads};
-      },
-      [](const MapView& v) {
-        return std::vector<at::Tensor>{detail::fused_mean(v).unsqueeze(1)};
-      },
-      {false},
-      /*sums_heads=*/true};
-  return apply(method, view)[0].squeeze(1);
-}
 
 // (N, H, L) each -> (N, H): distance / placed summed over the queries; 0 where nothing is seen.
 at::Tensor mean_distance(const at::Tensor& distance, const at::Tensor& placed) {
@@ -101,60 +53,6 @@ MapSummary summary_of(const MapView& view) {
   return {results[0], results[3], mean_distance(results[1], results[2])};
 }
 
-TopKeys top_of(const MapView& view, int64_t count) {
-  const detail::MapMethod search{[count](const MapPart& part) {
-                                   const auto top = detail::plain_top(part.view, count);
-                                   return std::vector<at::Tensor>{top.values, top.keys};
-                                 },
-                                 [count](const MapView& v) {
-                                   const auto top = detail::fused_top(v, count);
-                                   return std::vector<at::Tensor>{top.values, top.keys};
-                                 },
-                                 {false, false}};
-  TopKeys top;
-  {
-    const at::NoGradGuard no_grad;
-    const auto found = apply(search, view);
-    top = {found[0], found[1]};
-  }
-  if (!map_wants_gradient(view)) return top;
-  // Gradients flow into the keys that were found, whatever another rounding would find.
-  const detail::MapMethod gather{
-      [all_keys = top.keys](const MapPart& part) {
-        const auto& v = part.view;
-        const auto keys =
-            all_keys.narrow(1, part.head, v.query.size(1)).narrow(2, part.row, v.query.size(2));
-        const auto values = detail::plain_weights(v).gather(3, keys.clamp_min(0));
-        // A row of NaN has no keys, and stays NaN.
-        return std::vector<at::Tensor>{values.masked_fill(
-            keys.eq(-1).logical_and(values.detach().isnan().logical_not()), 0)};
-      },
-      [values = top.values](const MapView&) { return std::vector<at::Tensor>{values}; },
-      {false}};
-  return {apply(gather, view)[0], top.keys};
-}
-
-at::Tensor pool_of(const MapView& view, int64_t rows, int64_t columns) {
-  const int64_t queries = view.query.size(2);
-  const detail::MapMethod method{
-      [=](const MapPart& part) {
-        return std::vector<at::Tensor>{
-            detail::plain_pool(part.view, part.row, queries, rows, columns)};
-      },
-      [=](const MapView& v) {
-        return std::vector<at::Tensor>{detail::fused_pool(v, rows, columns)};
-      },
-      {true}};
-  return apply(method, view)[0];
-}
-
-// How many of `size` indices each of `cells` cells holds.
-at::Tensor cell_sizes(int64_t cells, int64_t size, const at::Tensor& like) {
-  const auto ends =
-      (at::arange(cells + 1, like.options().dtype(at::kLong)) * size).div(cells, "floor");
-  return (ends.narrow(0, 1, cells) - ends.narrow(0, 0, cells)).to(like.scalar_type());
-}
-
 }  // namespace
 
 AttentionMap::AttentionMap(std::shared_ptr<const MapState> state) : state_(std::move(state)) {}
@@ -165,32 +63,25 @@ const MapState& AttentionMap::state() const {
 }
 
 at::Tensor AttentionMap::dense() const {
-  return restore_leading(state(), weights_of(state().view()));
+  return restore_leading(state(), numbers_of(state().view()));
 }
 
 at::Tensor AttentionMap::head(int64_t h) const {
-  check_head(state(), h);
-  return restore_leading(state(), weights_of(select_head(state().view(), h)).squeeze(1));
+  check_head(map_subject, h, num_heads());
+  return restore_leading(state(), numbers_of(select_head(state().view(), h)).squeeze(1));
 }
 
 at::Tensor AttentionMap::rows(int64_t from, int64_t to) const {
-  check_range("rows", from, to, num_queries());
-  return restore_leading(state(), weights_of(select_rows(state().view(), from, to)));
+  check_range(map_subject, "rows", from, to, num_queries());
+  return restore_leading(state(), numbers_of(select_rows(state().view(), from, to)));
 }
 
 at::Tensor AttentionMap::block(int64_t h, IndexRange rows, IndexRange keys) const {
-  check_head(state(), h);
-  check_range("rows", rows.begin, rows.end, num_queries());
-  check_range("keys", keys.begin, keys.end, num_keys());
+  check_head(map_subject, h, num_heads());
+  check_range(map_subject, "rows", rows.begin, rows.end, num_queries());
+  check_range(map_subject, "keys", keys.begin, keys.end, num_keys());
   const auto view = select_rows(select_head(state().view(), h), rows.begin, rows.end);
-  const auto weights = row_by_row(
-      view,
-      [keys](const MapPart& part) {
-        return detail::plain_weights(part.view).narrow(3, keys.begin, keys.end - keys.begin);
-      },
-      [keys](const MapView& v) {
-        return detail::fused_weights(select_keys(v, keys.begin, keys.end));
-      });
+  const auto weights = detail::numbers_over(view, keys);
   return restore_leading(state(), weights.squeeze(1));
 }
 
@@ -199,7 +90,7 @@ at::Tensor AttentionMap::mean() const {
 }
 
 at::Tensor AttentionMap::mean(int64_t from, int64_t to) const {
-  check_range("mean", from, to, num_queries());
+  check_range(map_subject, "mean", from, to, num_queries());
   return restore_leading(state(), mean_of(select_rows(state().view(), from, to)));
 }
 
@@ -222,16 +113,15 @@ MapSummary AttentionMap::summary() const {
 }
 
 TopKeys AttentionMap::top_k(int64_t k) const {
-  check_count("top_k", k, num_keys());
+  check_count(map_subject, "top_k", k, num_keys());
   const auto top = top_of(state().view(), k);
   return {restore_leading(state(), top.values), restore_leading(state(), top.keys)};
 }
 
 at::Tensor AttentionMap::pooled(int64_t rows, int64_t columns) const {
-  check_count("pooled: rows", rows, num_queries());
-  check_count("pooled: columns", columns, num_keys());
-  const auto sums = pool_of(state().view(), rows, columns);
-  return restore_leading(state(), sums / cell_sizes(rows, num_queries(), sums).unsqueeze(1));
+  check_count(map_subject, "pooled: rows", rows, num_queries());
+  check_count(map_subject, "pooled: columns", columns, num_keys());
+  return restore_leading(state(), pooled_of(state().view(), rows, columns));
 }
 
 at::Tensor AttentionMap::log_sum_exp() const {
@@ -248,7 +138,7 @@ at::Tensor AttentionMap::scores(ScoreStage stage) const {
 at::Tensor AttentionMap::scores(ScoreStage stage, int64_t from, int64_t to) const {
   detail::check_enum({"AttentionMap", "scores: stage"}, stage, ScoreStage::masked,
                      "scaled, softcapped or masked");
-  check_range("scores", from, to, num_queries());
+  check_range(map_subject, "scores", from, to, num_queries());
   auto view = select_rows(state().view(), from, to);
   if (stage != ScoreStage::masked) view.mask = {};
   if (stage == ScoreStage::scaled) view.scoring.softcap = 0;

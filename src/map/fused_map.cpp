@@ -20,6 +20,18 @@ namespace {
 
 constexpr double ln4 = 1.38629436111989062;
 
+cpu::MapNumbers kernel_numbers(Attribution attribution) {
+  switch (attribution) {
+    case Attribution::gradient:
+      return cpu::MapNumbers::gradient;
+    case Attribution::relevance:
+      return cpu::MapNumbers::product;
+    case Attribution::positive_relevance:
+      break;
+  }
+  return cpu::MapNumbers::positive_product;
+}
+
 // A view in the form the kernels read, and the memory that it points to.
 struct PackedSource {
   explicit PackedSource(const MapView& view)
@@ -28,9 +40,17 @@ struct PackedSource {
     source.key = kernel_rows<const float>(scores.key);
     source.row_maximum = kernel_rows<const float>(view.statistics.maximum);
     source.row_factor = kernel_rows<const float>(view.statistics.factor);
+    if (!view.attribution) return;
+    source.numbers = kernel_numbers(*view.attribution);
+    value = kernel_view(view.value);
+    grad_output = kernel_view(view.grad_output);
+    source.value = kernel_rows<const float>(value);
+    source.grad_output = kernel_rows<const float>(grad_output);
+    source.value_dim = value.size(3);
   }
 
   PackedScores scores;
+  at::Tensor value, grad_output;
   cpu::MapSource source{};
 };
 
@@ -54,6 +74,13 @@ Chunks query_chunks(const cpu::MapSource& source) {
   return {size * cpu_kernels().tile, (tiles(source) + size - 1) / size};
 }
 
+// (N, H, chunks, S) -> (N, H, S), in the chunks' order.
+at::Tensor sum_of_chunks(const at::Tensor& shares) {
+  auto total = at::zeros({shares.size(0), shares.size(1), shares.size(3)}, shares.options());
+  for (int64_t c = 0; c < shares.size(2); ++c) total += shares.select(2, c);
+  return total;
+}
+
 void run_rows(const PackedSource& packed, const cpu::MapRows& wanted) {
   const auto& source = packed.source;
   const int64_t heads = wanted.averaged ? 1 : source.heads;
@@ -64,13 +91,13 @@ void run_rows(const PackedSource& packed, const cpu::MapRows& wanted) {
 
 }  // namespace
 
-at::Tensor fused_weights(const MapView& view) {
+at::Tensor fused_numbers(const MapView& view) {
   const PackedSource packed(view);
   const auto& s = packed.source;
-  const auto weights = empty_result(view, {s.batch, s.heads, s.queries, s.keys});
-  prefer_huge_pages(weights.data_ptr(), weights.nbytes());
-  run_rows(packed, {kernel_rows<float>(weights), false});
-  return weights;
+  const auto numbers = empty_result(view, {s.batch, s.heads, s.queries, s.keys});
+  prefer_huge_pages(numbers.data_ptr(), numbers.nbytes());
+  run_rows(packed, {kernel_rows<float>(numbers), false});
+  return numbers;
 }
 
 at::Tensor fused_mean(const MapView& view) {
@@ -100,9 +127,19 @@ SummaryParts fused_summary(const MapView& view) {
   run_tasks(
       s.batch * s.heads * chunks.count, cpu_kernels().map_scratch(s),
       [&](int64_t i, float* scratch) { cpu_kernels().map_summary(s, wanted, i, scratch); });
-  auto total = at::zeros({s.batch, s.heads, s.keys}, view.query.options());
-  for (int64_t c = 0; c < chunks.count; ++c) total += received.select(2, c);
-  return {entropy, distance, placed, total};
+  return {entropy, distance, placed, sum_of_chunks(received)};
+}
+
+SumParts fused_sums(const MapView& view) {
+  const PackedSource packed(view);
+  const auto& s = packed.source;
+  const auto chunks = query_chunks(s);
+  const auto by_query = empty_result(view, {s.batch, s.heads, s.queries});
+  const auto by_key = empty_result(view, {s.batch, s.heads, chunks.count, s.keys});
+  const cpu::MapSums wanted{by_query.data_ptr<float>(), chunks.size, by_key.data_ptr<float>()};
+  run_tasks(s.batch * s.heads * chunks.count, cpu_kernels().map_scratch(s),
+            [&](int64_t i, float* scratch) { cpu_kernels().map_sums(s, wanted, i, scratch); });
+  return {by_query, sum_of_chunks(by_key)};
 }
 
 TopKeys fused_top(const MapView& view, int64_t count) {

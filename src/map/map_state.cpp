@@ -25,11 +25,6 @@ void for_each_tensor(const MapState& state, const Visit& visit) {
   }
 }
 
-// Inference tensors count no versions.
-int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
-
 ResolvedMask without_gradient(ResolvedMask mask) {
   for (auto* list : added_lists(mask)) {
     for (auto& term : *list) term = term.detach();
@@ -44,7 +39,22 @@ RowStatistics narrow_rows(const RowStatistics& statistics, int64_t dim, int64_t 
           statistics.factor.narrow(dim, from, count)};
 }
 
+void narrow_if_given(at::Tensor& tensor, int64_t dim, int64_t from, int64_t count) {
+  if (tensor.defined()) tensor = tensor.narrow(dim, from, count);
+}
+
 }  // namespace
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+void check_version(const char* subject, const char* name, const at::Tensor& tensor,
+                   int64_t version) {
+  TORCH_CHECK(version_of(tensor) == version, subject, ": ", name,
+              ": expected a tensor as it was when the map was made, at version ", version,
+              ", found it modified in place, at version ", version_of(tensor));
+}
 
 MapView select_head(const MapView& view, int64_t head) {
   MapView part = view;
@@ -54,7 +64,9 @@ MapView select_head(const MapView& view, int64_t head) {
   part.statistics = narrow_rows(view.statistics, 1, head, 1);
   part.mask = select_head(view.mask, head);
   auto& sinks = part.scoring.sinks;
-  if (sinks.defined()) sinks = sinks.narrow(1, head, 1);
+  narrow_if_given(sinks, 1, head, 1);
+  narrow_if_given(part.value, 1, kv_head, 1);
+  narrow_if_given(part.grad_output, 1, head, 1);
   return part;
 }
 
@@ -63,6 +75,7 @@ MapView select_rows(const MapView& view, int64_t from, int64_t to) {
   part.query = view.query.narrow(2, from, to - from);
   part.statistics = narrow_rows(view.statistics, 2, from, to - from);
   part.mask = select_rows(view.mask, from, to);
+  narrow_if_given(part.grad_output, 2, from, to - from);
   return part;
 }
 
@@ -70,6 +83,7 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to) {
   MapView part = view;
   part.key = view.key.narrow(2, from, to - from);
   part.mask = select_keys(view.mask, from, to);
+  narrow_if_given(part.value, 2, from, to - from);
   return part;
 }
 
@@ -96,10 +110,7 @@ MapState::MapState(at::Tensor query_, at::Tensor key_, ResolvedMask mask_, Scori
 void MapState::check_unmodified() const {
   auto version = versions_.begin();
   for_each_tensor(*this, [&](const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK(version_of(tensor) == *version, "AttentionMap: ", name,
-                ": expected a tensor as it was when the map was made, at version ", *version,
-                ", found it modified in place, at version ", version_of(tensor));
-    ++version;
+    check_version("AttentionMap", name, tensor, *version++);
   });
 }
 
@@ -115,7 +126,7 @@ const RowStatistics& MapState::statistics() const {
 MapView MapState::view() const {
   check_unmodified();
   const auto dtype = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  MapView view{query.to(dtype), key.to(dtype), mask, scoring, {}};
+  MapView view{query.to(dtype), key.to(dtype), mask, scoring, {}, {}, {}, {}};
   auto& sinks = view.scoring.sinks;
   if (sinks.defined()) sinks = sinks.to(dtype).view({1, sinks.size(0), 1, 1});
   // The values are not read; their head size is as good as the keys'.

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <mha/attention_attribution.h>
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "attention/attention.h"
@@ -12,12 +14,15 @@
 
 namespace mha::detail {
 
-/// A map, or a part of one: what its weights are rebuilt from.
+/// A map, or a part of one: what its numbers are rebuilt from, which are weights or what is
+/// attributed to the pairs.
 struct MapView {
   at::Tensor query, key;  // (N, H, L, D) and (N, Hk, S, D), float32 or float64
   ResolvedMask mask;
   Scoring scoring;           // sinks, if any, as (1, H, 1, 1) of query's dtype
   RowStatistics statistics;  // undefined: the plain path
+  std::optional<Attribution> attribution = {};  // none: the weights
+  at::Tensor value = {}, grad_output = {};  // of an attribution, (N, Hk, S, Dv), (N, H, L, Dv)
 
   bool is_fused() const { return statistics.maximum.defined(); }
 };
@@ -29,6 +34,11 @@ struct SummaryParts {
   at::Tensor entropy, distance, placed, received;
 };
 
+/// Sums of the numbers of a view: (N, H, rows) over the keys and (N, H, S) over the rows.
+struct SumParts {
+  at::Tensor by_query, by_key;
+};
+
 /// The parts of a view. A part of the keys keeps the statistics of whole rows, so only a fused
 /// view has one.
 MapView select_head(const MapView& view, int64_t head);
@@ -37,6 +47,12 @@ MapView select_keys(const MapView& view, int64_t from, int64_t to);
 
 /// The position among the keys of each sample's first query, (N) or (1) int64.
 at::Tensor first_positions(const MapView& view);
+
+/// How often a tensor was modified in place; inference tensors do not count it.
+int64_t version_of(const at::Tensor& tensor);
+/// Throws unless a tensor that `subject` keeps is still at this version.
+void check_version(const char* subject, const char* name, const at::Tensor& tensor,
+                   int64_t version);
 
 /// What an `AttentionMap` keeps.
 struct MapState {

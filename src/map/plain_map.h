@@ -7,14 +7,17 @@
 namespace mha::detail {
 
 // What can be said of some rows by a composition of ATen calls, with gradients: any device,
-// float32 and float64. Each holds the part's weights, and copies of them.
+// float32 and float64. Each holds the part's numbers, and copies of them. Summaries are those
+// of the weights.
 
-/// (N, H, rows, S).
-at::Tensor plain_weights(const MapView& view);
+/// The weights, or what is attributed to the pairs, (N, H, rows, S).
+at::Tensor plain_numbers(const MapView& view);
 at::Tensor plain_log_sum_exp(const MapView& view);  ///< (N, H, rows)
 
 /// `positions`, (N) or (1) int64, are those of the first row among the given keys.
 SummaryParts plain_summary(const MapView& view, const at::Tensor& positions);
+
+SumParts plain_sums(const MapView& view);
 
 TopKeys plain_top(const MapView& view, int64_t count);
 

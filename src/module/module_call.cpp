@@ -120,7 +120,7 @@ ModuleResult call_module(MultiHeadAttentionImpl& module,
     auto leading = has_batch ? std::vector{source.sizes.batch} : std::vector<int64_t>{};
     const auto map =
         map_of(heads, std::move(mask), core.scoring, std::move(leading), attended.statistics);
-    record_map(module, AttentionMap(map));
+    record_map(module, map, heads.value, attended.output);
     if (wanted == MapOfCall::wanted) result.map = map;
   }
   rollback.keep();

@@ -9,7 +9,6 @@
 #include <mha/draw.h>
 #include <torch/torch.h>
 
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -18,21 +17,9 @@
 #include <vector>
 
 #include "encoder.h"
+#include "sentence.h"
 
 namespace {
-
-struct Sentence {
-  std::string text;
-  std::vector<int64_t> ids;
-  std::vector<std::string> tokens;
-};
-
-Sentence read_sentence(const std::string& path) {
-  std::ifstream stream(path);
-  TORCH_CHECK(stream, path, ": cannot be read");
-  const auto json = nlohmann::json::parse(stream);
-  return {json.at("text"), json.at("ids"), json.at("tokens")};
-}
 
 /// The heads named "LAYER.HEAD", side by side.
 mha::draw::Maps chosen_heads(const EncodedSentences& encoded, const Sentence& sentence,
@@ -52,7 +39,7 @@ mha::draw::Maps chosen_heads(const EncodedSentences& encoded, const Sentence& se
   return maps;
 }
 
-void run(const std::vector<std::string>& arguments) {
+void run(const Arguments& arguments) {
   const torch::NoGradGuard no_grad;
   const Sentence sentence = read_sentence(arguments[1]);
   const std::filesystem::path output = arguments[2];
@@ -85,18 +72,6 @@ void run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments.size() < 3) {
-    std::cerr << "usage: example_sentence_maps MODEL TOKENS.json OUTPUT [LAYER.HEAD...]\n";
-    return 2;
-  }
-  try {
-    run(arguments);
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << '\n';
-    return 2;
-  }
+  return run_example(argc, argv, 3,
+                     "example_sentence_maps MODEL TOKENS.json OUTPUT [LAYER.HEAD...]", run);
 }
