@@ -16,6 +16,7 @@
 #include "map/map_state.h"
 #include "map/plain_map.h"
 #include "runtime/enum_check.h"
+#include "runtime/finite.h"
 
 namespace mha {
 namespace {
@@ -81,8 +82,9 @@ at::Tensor mean_of(const MapView& view) {
 // (N, H, L) each -> (N, H): distance / placed summed over the queries; 0 where nothing is seen.
 at::Tensor mean_distance(const at::Tensor& distance, const at::Tensor& placed) {
   // In float64, so that the order of ATen's sum leaves no trace in float32.
-  const auto total = placed.to(at::kDouble).sum(-1);
-  const auto mean = distance.to(at::kDouble).sum(-1) / total.masked_fill(total.eq(0), 1);
+  const auto wide = detail::widest_dtype(placed.device());
+  const auto total = placed.to(wide).sum(-1);
+  const auto mean = distance.to(wide).sum(-1) / total.masked_fill(total.eq(0), 1);
   return mean.to(distance.scalar_type());
 }
 
