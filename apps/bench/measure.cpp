@@ -1,6 +1,8 @@
 #include "measure.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+#include <torch/cuda.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,12 +26,15 @@ double milliseconds_since(Clock::time_point start) {
 }
 
 /// One run with the freeing of its results, which go to `kept` if given.
-double run_ms(const Computation& computation, std::vector<at::Tensor>* kept) {
+double run_ms(const Computation& computation, at::Device device,
+              std::vector<at::Tensor>* kept) {
   if (computation.prepare) computation.prepare();
+  wait_for(device);
   const auto start = Clock::now();
   std::vector<at::Tensor> results = computation.run();
   if (kept != nullptr) *kept = std::move(results);
   results.clear();
+  wait_for(device);
   return milliseconds_since(start);
 }
 
@@ -64,11 +69,11 @@ std::vector<Runs> runs_of(const Workload& workload) {
 }
 
 /// Runs every side once and compares the results.
-void first_round(const Case& what, std::vector<Runs>& sides) {
+void first_round(const Case& what, at::Device device, std::vector<Runs>& sides) {
   std::vector<at::Tensor> ours;
   for (Runs& side : sides) {
     std::vector<at::Tensor> results;
-    side.times.push_back(run_ms(*side.computation, &results));
+    side.times.push_back(run_ms(*side.computation, device, &results));
     if (side.side == Side::ours) {
       ours = std::move(results);
     } else {
@@ -109,6 +114,13 @@ double seconds_beside(double run, double runs) {
 
 }  // namespace
 
+void wait_for(at::Device device) {
+  if (device.is_cpu()) return;
+  if (device.is_cuda()) return torch::cuda::synchronize(device.index());
+  // What comes to the CPU was computed after all that was asked for before.
+  (void)at::zeros({1}, at::TensorOptions(device)).item();
+}
+
 void LimitsBeside::measure(double seconds) {
   const auto start = Clock::now();
   const int threads = at::get_num_threads();
@@ -125,20 +137,23 @@ void LimitsBeside::measure(double seconds) {
 }
 
 Limits LimitsBeside::limits() const {
-  return {mean(limit_), limit_, {mean_if_any(pairs_), mean_if_any(tiles_)}};
+  return {mean_if_any(limit_), limit_, {mean_if_any(pairs_), mean_if_any(tiles_)}};
 }
 
 double share_of_limit(const Case& what, double seconds, double limit) {
   return (is_decoding(what.kind) ? bytes_read(what) : useful_flops(what)) / seconds / limit;
 }
 
-Measurement measure(const Case& what, double seconds) {
-  const Workload workload = make_workload(what);
+Measurement measure(const Case& what, double seconds, at::Device device) {
+  const Workload workload = make_workload(what, device);
   std::vector<Runs> sides = runs_of(workload);
   const auto start = Clock::now();
   LimitsBeside limits(what);
-  limits.measure(kLeastBeside);
-  first_round(what, sides);
+  const auto measure_limits = [&](double beside) {
+    if (device.is_cpu()) limits.measure(beside);
+  };
+  measure_limits(kLeastBeside);
+  first_round(what, device, sides);
   const auto elapsed = [&] { return milliseconds_since(start) / 1e3 - limits.spent_seconds(); };
   const double rounds = std::clamp<double>(seconds / elapsed(), kLeastRounds, kMostRounds);
   const double beside = seconds_beside(sides.front().times.front() / 1e3, rounds);
@@ -147,15 +162,15 @@ Measurement measure(const Case& what, double seconds) {
   if (elapsed() < seconds) {
     for (Runs& side : sides) side.times.clear();
     limits = LimitsBeside(what);
-    limits.measure(beside);
+    measure_limits(beside);
   }
   const std::vector<double>& ours = sides.front().times;
   while (ours.size() < kLeastRounds || (ours.size() < kMostRounds && elapsed() < seconds)) {
     // A clock that moves in seconds would be missed from the ends.
-    if (!ours.empty() && 5 * limits.spent_seconds() < elapsed()) limits.measure(beside);
-    for (Runs& side : sides) side.times.push_back(run_ms(*side.computation, nullptr));
+    if (!ours.empty() && 5 * limits.spent_seconds() < elapsed()) measure_limits(beside);
+    for (Runs& side : sides) side.times.push_back(run_ms(*side.computation, device, nullptr));
   }
-  limits.measure(beside);
+  measure_limits(beside);
   return measurement(sides, limits.limits());
 }
 

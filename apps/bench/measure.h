@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <optional>
 #include <vector>
 
@@ -12,11 +14,11 @@ struct Timing {
   double median_ms, min_ms;
 };
 
-/// What the machine could do while a case ran.
+/// What the machine could do while a case ran. Of the CPU alone: elsewhere none is known.
 struct Limits {
   /// What holds a case back on the threads in use: the FMA peak in FLOP/s, or of a decoding
   /// case the memory's read bandwidth in bytes/s. The mean of what was measured.
-  double limit;
+  std::optional<double> limit;
   std::vector<double> measured;  ///< in the order of time: just before the runs .. just after
   BFloat16Peaks bfloat16;        ///< means; of bfloat16 cases alone
 };
@@ -52,6 +54,9 @@ double share_of_limit(const Case& what, double seconds, double limit);
 /// about `seconds` but at least three rounds. The limits are measured just before and just
 /// after, together for about as long as ours runs, and between the rounds of cases that take
 /// seconds. Checks that all sides compute the same.
-Measurement measure(const Case& what, double seconds);
+Measurement measure(const Case& what, double seconds, at::Device device = at::kCPU);
+
+/// Waits until a device has done all that it was given.
+void wait_for(at::Device device);
 
 }  // namespace mha::bench

@@ -69,7 +69,7 @@ void run(benchmark::State& state, const Case& what, Side side, int threads) {
   const double seconds = total / static_cast<double>(state.iterations());
   state.counters["GFLOP/s"] = useful_flops(what) / seconds / 1e9;
   const auto percent = [&](double limit) { return 100 * share_of_limit(what, seconds, limit); };
-  state.counters["percent_of_limit"] = percent(limits.limits().limit);
+  state.counters["percent_of_limit"] = percent(*limits.limits().limit);
   if (const std::optional<double> peak = limits.limits().bfloat16.highest()) {
     state.counters["percent_of_bfloat16"] = percent(*peak);
   }

@@ -21,8 +21,10 @@ bool is_causal(Kind kind) {
 }
 
 /// The pairs that `core_forward_window` allows.
-at::Tensor window_pairs(int64_t length) {
-  return at::ones({length, length}, at::kBool).tril().triu(1 - window_length);
+at::Tensor window_pairs(int64_t length, at::Device device) {
+  return at::ones({length, length}, at::TensorOptions(at::kBool).device(device))
+      .tril()
+      .triu(1 - window_length);
 }
 
 at::Tensor torch_sdpa(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -49,11 +51,11 @@ Computation forward(Run run) {
   return computation;
 }
 
-Workload core_workload(const Case& what) {
+Workload core_workload(const Case& what, at::Device device) {
   const auto [batch, length, d_model, heads] = what.shape;
   const int64_t head_dim = what.shape.head_dim();
   const int64_t queries = what.kind == Kind::decode ? 1 : length;
-  const auto options = at::TensorOptions().dtype(what.dtype);
+  const auto options = at::TensorOptions().dtype(what.dtype).device(device);
   const int64_t kv_heads = heads / what.heads_per_kv_head;
   const at::Tensor q = at::randn({batch, heads, queries, head_dim}, options);
   at::Tensor k = at::randn({batch, kv_heads, length, head_dim}, options);
@@ -73,7 +75,7 @@ Workload core_workload(const Case& what) {
         .output;
   };
   std::optional<at::Tensor> allowed;
-  if (window) allowed = window_pairs(length);
+  if (window) allowed = window_pairs(length, device);
   const auto theirs = [q, k, v, causal, allowed] {
     return torch_sdpa(q, k, v, causal, allowed);
   };
@@ -144,12 +146,13 @@ at::Tensor projected_heads(const torch::nn::Linear& linear, const at::Tensor& to
 
 /// The only projections that a caller can have without attention. Both sides leave the heads as
 /// decoding reads them: of the time that is the small part that isn't the products'.
-Workload projection_workload(const Case& what) {
+Workload projection_workload(const Case& what, at::Device device) {
   const auto [batch, length, d_model, heads] = what.shape;
-  MultiHeadAttention module(MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype));
+  MultiHeadAttention module(
+      MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype).device(device));
   module->eval();
   const at::Tensor x =
-      at::randn({batch, length, d_model}, at::TensorOptions().dtype(what.dtype));
+      at::randn({batch, length, d_model}, at::TensorOptions().dtype(what.dtype).device(device));
   Workload workload;
   workload.ours = forward([module, x, room = KVCacheOptions().capacity(length)]() mutable {
     const KVCache memory = module->project_keys(x, {}, room);
@@ -162,10 +165,11 @@ Workload projection_workload(const Case& what) {
 }
 
 /// One query over a memory that was projected once; the built-in projects it each time.
-Workload memory_workload(const Case& what) {
+Workload memory_workload(const Case& what, at::Device device) {
   const auto [batch, length, d_model, heads] = what.shape;
-  const auto options = at::TensorOptions().dtype(what.dtype);
-  MultiHeadAttention module(MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype));
+  const auto options = at::TensorOptions().dtype(what.dtype).device(device);
+  MultiHeadAttention module(
+      MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype).device(device));
   torch::nn::MultiheadAttention builtin = to_torch(module);
   module->eval();
   builtin->eval();
@@ -193,10 +197,11 @@ Workload memory_workload(const Case& what) {
   return workload;
 }
 
-Workload module_workload(const Case& what) {
+Workload module_workload(const Case& what, at::Device device) {
   const auto [batch, length, d_model, heads] = what.shape;
-  const auto options = at::TensorOptions().dtype(what.dtype);
-  MultiHeadAttention module(MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype));
+  const auto options = at::TensorOptions().dtype(what.dtype).device(device);
+  MultiHeadAttention module(
+      MultiHeadAttentionOptions(d_model, heads).dtype(what.dtype).device(device));
   torch::nn::MultiheadAttention builtin = to_torch(module);
   const bool train = what.kind == Kind::module_train;
   module->train(train);
@@ -290,12 +295,13 @@ const Computation* Workload::side(Side side) const {
   return peer ? &*peer : nullptr;
 }
 
-Workload make_workload(const Case& what) {
+Workload make_workload(const Case& what, at::Device device) {
   at::manual_seed(0);
-  const Workload workload = what.kind == Kind::projection        ? projection_workload(what)
-                            : what.kind == Kind::cross_decode    ? memory_workload(what)
-                            : computes(Side::builtin, what.kind) ? module_workload(what)
-                                                                 : core_workload(what);
+  const auto make = what.kind == Kind::projection        ? projection_workload
+                    : what.kind == Kind::cross_decode    ? memory_workload
+                    : computes(Side::builtin, what.kind) ? module_workload
+                                                         : core_workload;
+  const Workload workload = make(what, device);
   for (const Side side : kSides) {
     TORCH_INTERNAL_ASSERT((workload.side(side) != nullptr) == computes(side, what.kind));
   }

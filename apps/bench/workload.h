@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <optional>
@@ -45,7 +46,8 @@ struct Workload {
   const Computation* side(Side side) const;
 };
 
-Workload make_workload(const Case& what);
+/// Input and parameters on that device.
+Workload make_workload(const Case& what, at::Device device = at::kCPU);
 
 /// Throws if the sides' results differ by more than rounding: a time for another computation
 /// would say nothing.

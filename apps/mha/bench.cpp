@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 #include <mha/cpu_isa.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -32,6 +34,7 @@ using nlohmann::ordered_json;
 struct BenchArguments {
   std::vector<std::string> cases;
   std::optional<int64_t> threads;
+  std::string device = "cpu";
   bool json = false;
 };
 
@@ -96,7 +99,7 @@ ordered_json in_billions(const std::vector<double>& rates) {
 }
 
 /// Of the machine before anything else runs; the limits of each case stand with it.
-ordered_json machine_json() {
+ordered_json machine_json(at::Device device) {
   const double load = bench::load_average();  // of others: before this program adds to it
   const int threads = at::get_num_threads();
   const double scaling = bench::two_thread_scaling();
@@ -105,6 +108,7 @@ ordered_json machine_json() {
       {"cpu", bench::cpu_name()},
       {"isa", stream_text(cpu_isa())},
       {"threads", threads},
+      {"device", device.str()},
       {"libtorch", torch_version()},
       {"fma_peak_gflops", rounded(bench::fma_peak(threads) / 1e9)},
       {"bfloat16_pairs_peak_gflops", in_billions(bfloat16.pairs)},
@@ -120,7 +124,7 @@ ordered_json result_json(const Case& what, const Measurement& times) {
   const double seconds = times.ours.median_ms / 1e3;
   const bench::Limits& limits = times.limits;
   const bool from_memory = bench::is_decoding(what.kind);
-  const auto share = [&](const std::optional<double>& limit) {
+  const auto share = [&](const std::optional<double>& limit) {  // of the CPU's
     return limit ? rounded(bench::share_of_limit(what, seconds, *limit)) : ordered_json();
   };
   const auto ratio = [&](const std::optional<bench::Timing>& peer) {
@@ -159,7 +163,10 @@ std::string machine_text(const ordered_json& machine) {
       peak("bfloat16_pairs_peak_gflops", "bfloat16 peak of VDPBF16PS"),
       peak("bfloat16_tiles_peak_gflops", "of AMX tiles"), number("read_bandwidth_gb_s"),
       number("load_average"));
-  if (!machine["two_threads_scale"].get<bool>()) {
+  if (machine["device"] != "cpu") {
+    lines += fmt::format("The cases run on {}, which has none of these limits.\n",
+                         machine["device"].get<std::string>());
+  } else if (!machine["two_threads_scale"].get<bool>()) {
     lines += fmt::format("Two threads reach only {:.2f} times the peak of one here.\n",
                          number("two_thread_scaling"));
   }
@@ -227,14 +234,27 @@ int checked_threads(const BenchArguments& arguments) {
   return static_cast<int>(threads);
 }
 
+/// One that numbers can be read from.
+at::Device checked_device(const std::string& name) {
+  try {
+    const auto tensor = at::zeros({1}, at::TensorOptions(at::Device(name)));
+    if (tensor.item<float>() == 0) return tensor.device();
+  } catch (const std::exception&) {
+    // LibTorch says what it was built without, in many lines.
+  }
+  TORCH_CHECK(false, "--device: expected a device of this machine and this LibTorch, found '",
+              name, "'");
+}
+
 ExitCode run_bench(const BenchArguments& arguments) {
   const std::vector<Case> cases = cases_with(arguments.cases);
+  const at::Device device = checked_device(arguments.device);
   const bench::ThreadCount scope(checked_threads(arguments));
-  ordered_json report = {{"machine", machine_json()}, {"results", ordered_json::array()}};
+  ordered_json report = {{"machine", machine_json(device)}, {"results", ordered_json::array()}};
   ordered_json& results = report["results"];
   for (const Case& what : cases) {
     show_progress(fmt::format("{}/{} {}", results.size() + 1, cases.size(), name_of(what)));
-    results.push_back(result_json(what, bench::measure(what, kSecondsPerCase)));
+    results.push_back(result_json(what, bench::measure(what, kSecondsPerCase, device)));
   }
   show_progress("");
   print_report(report, arguments.json, text);
@@ -253,6 +273,9 @@ Command bench_command(CLI::App& program) {
       ->check(not_empty())
       ->type_name("TEXT")
       ->allow_extra_args(false);
+  app->add_option("--device", arguments->device, "cpu, cuda, cuda:1, mps, xpu; default: cpu")
+      ->check(not_empty())
+      ->type_name("TEXT");
   app->add_flag("--json", arguments->json, "Write JSON");
   app->footer(
       "Example: mha bench --threads 1 --case 'module_forward 1x2048'\n"

@@ -117,15 +117,20 @@ class KVCache {
   /// A cache with equal contents and memory of its own.
   KVCache clone() const;
 
+  /// Moves what is held to another device, as `module->to(device)` does with parameters. Keys
+  /// that come after must be there too. A cache on meta has shapes alone, and stays there.
+  void to(at::Device device);
+
   /// Bytes of memory taken.
   int64_t nbytes() const;
 
   /// Writes a safetensors file with `key`, `value`, `lengths` and `next_positions`, whole or
   /// not at all. Throws if the cache is empty or the file cannot be written.
   void save(const std::string& path) const;
-  /// Reads what `save` wrote, on the CPU. Options are the caller's; the dtype defaults to the
-  /// file's. The file may be hostile: all that it says is checked before it is used. Throws if
-  /// it is no cache, if it does not fit `capacity`, or lacks keys that the window needs.
+  /// Reads what `save` wrote, to the CPU; `to` moves it. Options are the caller's; the dtype
+  /// defaults to the file's. The file may be hostile: all that it says is checked before it is
+  /// used. Throws if it is no cache, if it does not fit `capacity`, or lacks keys that the
+  /// window needs.
   static KVCache load(const std::string& path, const KVCacheOptions& options = {});
 
   /// For the library's own calls.

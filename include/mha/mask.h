@@ -181,6 +181,10 @@ class Mask {
   };
   const std::vector<Term>& terms() const { return terms_; }
 
+  /// The same mask with its tensors on another device, where a call's query is. Gradients flow
+  /// back to the tensors it was made of.
+  Mask to(at::Device device) const;
+
  private:
   explicit Mask(Term term);
   std::vector<Term> terms_;

@@ -11,9 +11,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <limits>
 #include <optional>
 
+#include "attention/unread_products.h"
 #include "mask/dense_mask.h"
 #include "runtime/attention_path.h"
 #include "runtime/cpu_kernels.h"
@@ -21,21 +21,7 @@
 #include "runtime/uncomputed.h"
 
 namespace mha::detail {
-
-at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
-  const int64_t n = left.size(0), h = left.size(1), l = left.size(2), x = left.size(3);
-  const int64_t kv_heads = right.size(1);
-  const auto product = at::matmul(left.reshape({n, kv_heads, h / kv_heads * l, x}), right);
-  return product.view({n, h, l, right.size(3)});
-}
-
 namespace {
-
-// A copy for each query head: of flags and of single rows, and of all only beside a query that
-// is NaN.
-at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
-  return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
-}
 
 // scale * query . key in a wider range than the dtype's, held within the dtype's.
 at::Tensor held_in_wider_range(const at::Tensor& query, const at::Tensor& key, double scale) {
@@ -75,10 +61,8 @@ at::Tensor weighted_sum(const at::Tensor& weights, const at::Tensor& value) {
   return at::where(at::isfinite(added), sum, with);
 }
 
-constexpr double nan_in_trace = std::numeric_limits<double>::quiet_NaN();
-
-// The two products where some pairs are blocked. Zeroes the queries that see nothing and the
-// keys and values that nobody sees.
+// The two products where some pairs are blocked and numbers may be asked for. Zeroes the
+// queries that see nothing and the keys and values that nobody sees.
 //
 // 0 * NaN is NaN, so a blocked pair must be left out of the two products rather than get weight
 // 0. The products run on tensors in which every non-finite row is replaced by zeros; what those
@@ -105,12 +89,6 @@ class GuardedProducts {
   at::Tensor scores() const {
     const int64_t heads = query_.size(1);
     auto scores = held_scores(finite_rows(query_), finite_rows(key_), scale_);
-    if (is_tracing()) {
-      const auto poison = poison_keys_.unsqueeze(2)
-                              .logical_or(poison_queries_.unsqueeze(3))
-                              .logical_and(allowed_);
-      return scores.masked_fill(poison, nan_in_trace);
-    }
     for (const int64_t j : marked_rows(poison_keys_)) {
       const auto open = allowed_.select(3, j).unsqueeze(-1);
       const auto key = expand_heads(key_.narrow(2, j, 1), heads);
@@ -130,7 +108,6 @@ class GuardedProducts {
 
   at::Tensor output(const at::Tensor& weights) const {
     auto output = grouped_matmul(weights, finite_rows(value_));
-    if (is_tracing()) return with_seen(output);
     for (const int64_t j : marked_rows(poison_values_)) {
       const auto here = poison_values_.select(2, j).unsqueeze(-1);
       const auto open = allowed_.select(3, j).logical_and(here).unsqueeze(-1);
@@ -145,19 +122,6 @@ class GuardedProducts {
   }
 
  private:
-  // For a trace, which holds for other numbers than those at hand: what of the values is not
-  // finite reaches the queries that may see it.
-  at::Tensor with_seen(const at::Tensor& output) const {
-    const auto pairs = allowed_.to(output.scalar_type());
-    const auto sees = [&](const at::Tensor& marks) {
-      return grouped_matmul(pairs, marks.to(output.scalar_type())).gt(0);
-    };
-    const auto value = value_.detach();
-    const auto above = sees(value.eq(infinity)), below = sees(value.eq(-infinity));
-    return output.masked_fill(above, infinity)
-        .masked_fill(below, -infinity)
-        .masked_fill(above.logical_and(below).logical_or(sees(value.isnan())), nan_in_trace);
-  }
   at::Tensor sum_of(const at::Tensor& products) const {
     const double highest = -lowest_of(products.scalar_type());
     return (products.sum(-1) * scale_).clamp(-highest, highest);
@@ -188,9 +152,9 @@ at::Tensor softmax_with_sinks(const at::Tensor& scores, const at::Tensor& sinks,
   // clamp would drop.
   const double lowest = lowest_of(scores.scalar_type());
   const auto given = sinks.to(scores.scalar_type());
-  auto column = at::where(given.isnan(), given, given.clamp(lowest, -lowest))
-                    .reshape({1, scores.size(1), 1, 1})
-                    .expand(sizes);
+  const auto held =
+      given.is_meta() ? given : at::where(given.isnan(), given, given.clamp(lowest, -lowest));
+  auto column = held.reshape({1, scores.size(1), 1, 1}).expand(sizes);
   if (dead_rows.defined()) column = column.masked_fill(dead_rows, 0);
   return at::softmax(at::cat({scores, column}, -1), -1).narrow(-1, 0, scores.size(-1));
 }
@@ -217,9 +181,13 @@ at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call,
                            const PlainPart& part) {
   if (call.dropout == 1.0) return at::zeros_like(weights.detach());
   if (!weights.device().is_cpu() || is_tracing()) {
-    return at::empty_like(weights.detach())
-        .bernoulli_(1 - call.dropout, part.generator)
-        .div_(1 - call.dropout);
+    const auto kept = at::empty_like(weights.detach());
+    if (part.generator.defined()) {
+      kept.bernoulli_(1 - call.dropout, part.generator);
+    } else {
+      kept.bernoulli_(1 - call.dropout);
+    }
+    return kept.div_(1 - call.dropout);
   }
   const int64_t heads = weights.size(1), rows = weights.size(2);
   const int64_t keys = part.first_key + weights.size(3);  // a row's factors start at key 0
@@ -242,6 +210,13 @@ at::Tensor dropout_factors(const at::Tensor& weights, const AttentionCall& call,
 struct MaskedScores {
   at::Tensor scores, allowed;  // blocked pairs hold any number; allowed undefined: all are
   std::optional<GuardedProducts> guarded;
+  // weights . value, past what is blocked
+  at::Tensor output(const at::Tensor& weights, const at::Tensor& value, bool finite) const {
+    if (guarded) return guarded->output(weights);
+    if (finite) return grouped_matmul(weights, value);
+    return allowed.defined() ? unread_output(weights, value, allowed)
+                             : weighted_sum(weights, value);
+  }
 };
 
 // Inputs are of one dtype, contiguous, since the products' rounding may depend on the strides.
@@ -250,14 +225,16 @@ struct MaskedScores {
 MaskedScores masked_scores(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value, const ResolvedMask& mask,
                            const Scoring& scoring, bool finite) {
-  const auto allowed = allowed_pairs(mask, query.device());
-  const auto added = added_pairs(mask, query.scalar_type());
+  const bool has_numbers = !query.is_meta();  // shapes do not depend on a mask
+  const auto allowed = has_numbers ? allowed_pairs(mask, query.device()) : at::Tensor();
+  const auto added = has_numbers ? added_pairs(mask, query.scalar_type()) : at::Tensor();
   MaskedScores result{{}, allowed, {}};
-  if (allowed.defined() && !finite) {
-    result.guarded.emplace(query, key, value, allowed, scoring.scale);
-  }
+  const bool guards = allowed.defined() && !finite, reads = may_branch_on_numbers(query);
+  if (guards && reads) result.guarded.emplace(query, key, value, allowed, scoring.scale);
   auto& scores = result.scores;
-  scores = result.guarded ? result.guarded->scores() : held_scores(query, key, scoring.scale);
+  scores = result.guarded ? result.guarded->scores()
+           : guards       ? unread_scores(query, key, scoring.scale)
+                          : held_scores(query, key, scoring.scale);
   if (scoring.softcap > 0 && allowed.defined()) {
     // The slope of a blocked score that overflowed to NaN is NaN, and 0 times it too.
     scores = scores.masked_fill(allowed.logical_not(), 0);
@@ -297,13 +274,10 @@ AttentionResult plain_part(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value, const ResolvedMask& mask,
                            const AttentionCall& call, const PlainPart& part) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto [scores, allowed, guarded] =
-      masked_scores(query, key, value, mask, call.scoring, part.finite);
-  const auto weights = masked_softmax(scores, allowed, call.scoring.sinks);
+  const auto masked = masked_scores(query, key, value, mask, call.scoring, part.finite);
+  const auto weights = masked_softmax(masked.scores, masked.allowed, call.scoring.sinks);
   const auto used = call.dropout > 0 ? weights * dropout_factors(weights, call, part) : weights;
-  const auto output = guarded       ? guarded->output(used)
-                      : part.finite ? grouped_matmul(used, value)
-                                    : weighted_sum(used, value);
+  const auto output = masked.output(used, value, part.finite);
 
   const auto& returned = call.weights_after_dropout ? used : weights;
   switch (call.weights) {

@@ -38,10 +38,6 @@ AttentionResult plain_part(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value, const ResolvedMask& mask,
                            const AttentionCall& call, const PlainPart& part);
 
-/// left (N, H, L, X) @ right (N, Hk, X, Y) -> (N, H, L, Y). The query heads that share a
-/// key/value head become rows of one product, so that the shared head is never copied.
-at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right);
-
 /// The scores that the weights are the softmax of, with the sinks, (N, H, L, S): -inf where the
 /// mask blocks.
 /// query and key are both float32 or both float64.

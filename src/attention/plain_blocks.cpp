@@ -15,6 +15,7 @@
 #include "attention/plain_gradients.h"
 #include "attention/saved_call.h"
 #include "runtime/attention_path.h"
+#include "runtime/torch_compat.h"
 #include "runtime/uncomputed.h"
 #include "runtime/wants_gradient.h"
 
@@ -44,7 +45,7 @@ std::optional<int64_t> bytes_in_environment() {
 // Dropout's generator elsewhere must be one that a block can have its own of.
 bool fits_in_blocks(const at::Device& device, double dropout) {
   if (device.is_meta()) return false;  // no numbers, so no memory
-  return dropout == 0 || device.is_cpu() || device.is_cuda() || device.is_mps();
+  return dropout == 0 || torch_compat::has_default_generator(device);
 }
 
 // Output and weights (undefined if unwanted) to write blocks into.

@@ -25,10 +25,10 @@ void check_options(const AttentionOptions& options) {
               softcap_range, ", found ", options.softcap());
 }
 
-// Those beside the query may be on meta, since their device is compared with the query's.
-at::Tensor given(const char* name, const at::Tensor& tensor, Memory memory = Memory::or_meta) {
+// May be on meta, since all are on the query's device.
+at::Tensor given(const char* name, const at::Tensor& tensor) {
   return given_tensor({"scaled_dot_product_attention", name}, tensor, Numbers::floating,
-                      memory);
+                      Memory::or_meta);
 }
 
 void check_sinks(const at::Tensor& sinks, const at::Tensor& query) {
@@ -112,7 +112,7 @@ SplitHeads split_heads(const at::Tensor& given_query, const at::Tensor& given_ke
                        const at::Tensor& given_value, const Mask& mask,
                        const AttentionOptions& options) {
   check_options(options);
-  const auto query = given("query", given_query, Memory::needed), key = given("key", given_key),
+  const auto query = given("query", given_query), key = given("key", given_key),
              value = given("value", given_value);
   check_inputs(query, key, value);
   check_result("value", query, value.size(-1));

@@ -18,7 +18,8 @@ constexpr int64_t most_samples = int64_t{1} << 24;
 // The sizes of new keys and values, checked against each other.
 detail::AppendSizes append_sizes(const at::Tensor& key, const at::Tensor& value) {
   for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
-    detail::given_tensor({"KVCache", name}, *tensor, detail::Numbers::floating);
+    detail::given_tensor({"KVCache", name}, *tensor, detail::Numbers::floating,
+                         detail::Memory::or_meta);
     TORCH_CHECK(tensor->dim() == 4, "KVCache: ", name, ": expected shape (N, Hk, L, ",
                 tensor == &key ? "D" : "Dv", "), found ", tensor->sizes());
   }
@@ -123,6 +124,10 @@ KVCache KVCache::clone() const {
   copy.state_->layer.reset();
   copy.repeat(1);  // into memory of its own
   return copy;
+}
+
+void KVCache::to(at::Device device) {
+  state().to(device);
 }
 
 int64_t KVCache::nbytes() const {

@@ -293,6 +293,17 @@ void KVCacheState::reset() {
   dropped.assign(dropped.size(), 0);
 }
 
+void KVCacheState::to(at::Device device) {
+  if (!keys.defined()) return;
+  TORCH_CHECK(!keys.is_meta() || device.is_meta(),
+              "KVCache::to: device: expected meta, where the cache is, which holds no numbers, "
+              "found ",
+              device);
+  const auto moved = keys.to(device);
+  values = values.to(device);
+  keys = moved;
+}
+
 void KVCacheState::restore(const CachedKeys& contents, std::vector<int64_t> new_lengths,
                            const std::vector<int64_t>& next_positions) {
   const auto dtype = options.dtype().value_or(contents.key.scalar_type());

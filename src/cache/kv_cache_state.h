@@ -51,6 +51,7 @@ class KVCacheState {
   void crop(int64_t length);
   void reset();
   void reorder(const std::vector<int64_t>& from);
+  void to(at::Device device);
   /// Takes what a file holds; `next_positions` - `lengths` tokens were dropped.
   void restore(const CachedKeys& contents, std::vector<int64_t> lengths,
                const std::vector<int64_t>& next_positions);

@@ -11,6 +11,7 @@
 #include "map/attribution_state.h"
 #include "map/view_methods.h"
 #include "runtime/enum_check.h"
+#include "runtime/finite.h"
 #include "runtime/given_tensor.h"
 
 namespace mha {
@@ -150,7 +151,8 @@ TopKeys AttentionAttribution::top_k(Attribution shown, int64_t k) const {
 AttributionSums AttentionAttribution::sums(Attribution shown) const {
   const auto sums = sums_of(view_of(state(), shown));
   // In float64, so that the order of ATen's sum leaves no trace in float32.
-  const auto by_head = sums.by_query.to(at::kDouble).sum(-1).to(sums.by_query.scalar_type());
+  const auto wide = detail::widest_dtype(sums.by_query.device());
+  const auto by_head = sums.by_query.to(wide).sum(-1).to(sums.by_query.scalar_type());
   return {restore(state(), by_head), restore(state(), sums.by_query),
           restore(state(), sums.by_key)};
 }

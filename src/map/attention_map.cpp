@@ -17,6 +17,7 @@
 #include "map/plain_map.h"
 #include "map/view_methods.h"
 #include "runtime/enum_check.h"
+#include "runtime/finite.h"
 
 namespace mha {
 namespace {
@@ -33,8 +34,9 @@ using detail::MapView;
 // (N, H, L) each -> (N, H): distance / placed summed over the queries; 0 where nothing is seen.
 at::Tensor mean_distance(const at::Tensor& distance, const at::Tensor& placed) {
   // In float64, so that the order of ATen's sum leaves no trace in float32.
-  const auto total = placed.to(at::kDouble).sum(-1);
-  const auto mean = distance.to(at::kDouble).sum(-1) / total.masked_fill(total.eq(0), 1);
+  const auto wide = detail::widest_dtype(placed.device());
+  const auto total = placed.to(wide).sum(-1);
+  const auto mean = distance.to(wide).sum(-1) / total.masked_fill(total.eq(0), 1);
   return mean.to(distance.scalar_type());
 }
 

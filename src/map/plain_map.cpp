@@ -6,6 +6,7 @@
 #include <ATen/ops/log.h>
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,6 +14,7 @@
 #include <limits>
 
 #include "attention/plain_attention.h"
+#include "attention/unread_products.h"
 #include "mask/dense_mask.h"
 
 namespace mha::detail {
@@ -57,11 +59,12 @@ at::Tensor plain_numbers(const MapView& view) {
 }
 
 at::Tensor plain_log_sum_exp(const MapView& view) {
+  const bool has_numbers = view.key.size(2) > 0 && !view.key.is_meta();
   const auto of_keys =
-      view.key.size(2) == 0
-          ? at::full({view.query.size(0), view.query.size(1), view.query.size(2)}, -infinity,
-                     view.query.options())
-          : at::logsumexp(plain_scores(view.query, view.key, view.mask, view.scoring), {-1});
+      has_numbers
+          ? at::logsumexp(plain_scores(view.query, view.key, view.mask, view.scoring), {-1})
+          : at::full({view.query.size(0), view.query.size(1), view.query.size(2)}, -infinity,
+                     view.query.options());
   const auto& sinks = view.scoring.sinks;
   return sinks.defined() ? at::logaddexp(of_keys, sinks.squeeze(-1)) : of_keys;
 }
@@ -71,7 +74,7 @@ SummaryParts plain_summary(const MapView& view, const at::Tensor& positions) {
   const auto query =
       positions.view({-1, 1, 1, 1}) + index_range(view, 0, weights.size(2)).unsqueeze(1);
   const auto key = index_range(view, 0, view.mask.keys);
-  const auto apart = (query - key).abs().to(weights.scalar_type());
+  const auto apart = at::maximum(query - key, key - query).to(weights.scalar_type());
   const auto given = weights.narrow(3, 0, view.mask.keys);
   return {row_entropy(weights), (given * apart).sum(-1), given.sum(-1), weights.sum(2)};
 }
@@ -85,10 +88,10 @@ TopKeys plain_top(const MapView& view, int64_t count) {
   const auto numbers = plain_numbers(view);
   const auto [sorted, order] = at::sort(numbers, /*stable=*/true, -1, /*descending=*/true);
   const auto largest = sorted.narrow(3, 0, count).clamp_min(0);
-  const auto unknown = numbers.isnan().any(-1, /*keepdim=*/true);
-  const auto seen = largest.gt(0).logical_and(unknown.logical_not());
+  const auto unknown = numbers.ne(numbers).any(-1, /*keepdim=*/true);
+  const auto unseen = largest.le(0) | unknown;
   return {largest.masked_fill(unknown, std::numeric_limits<double>::quiet_NaN()),
-          order.narrow(3, 0, count).masked_fill(seen.logical_not(), -1)};
+          order.narrow(3, 0, count).masked_fill(unseen, -1)};
 }
 
 at::Tensor plain_pool(const MapView& view, int64_t row, int64_t queries, int64_t rows,

@@ -1,13 +1,13 @@
 #include "mask/kernel_mask.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/_unique.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <tuple>
@@ -92,8 +92,12 @@ at::Tensor merge_added(const MaskList& list, const ResolvedMask& mask) {
 }  // namespace
 
 at::Tensor number_documents(const ResolvedMask& mask) {
+  // By sorting: how many numbers there are, which `unique` would wait for, is not asked.
   const auto number = [](const at::Tensor& ids) {
-    return std::get<1>(at::_unique(ids, /*sorted=*/true, /*return_inverse=*/true));
+    if (ids.numel() == 0) return ids;
+    const auto [sorted, order] = ids.sort(1);
+    const auto rises = sorted.slice(1, 1).ne(sorted.slice(1, 0, -1)).to(at::kLong);
+    return at::zeros_like(ids).scatter(1, order, at::constant_pad_nd(rises.cumsum(1), {1, 0}));
   };
   at::Tensor numbers;
   for (size_t i = 0; i < mask.key_documents.size(); ++i) {
@@ -102,7 +106,7 @@ at::Tensor number_documents(const ResolvedMask& mask) {
     const int64_t n = queries.size(0) == 1 ? keys.size(0) : queries.size(0);
     const auto found = number(at::cat({queries.expand({n, -1}), keys.expand({n, -1})}, 1));
     const int64_t count = mask.queries + mask.keys;  // of each sample
-    numbers = numbers.defined() ? number(numbers * (n * count) + found) : found;
+    numbers = numbers.defined() ? number(numbers * count + found) : found;
   }
   return numbers;
 }

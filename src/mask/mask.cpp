@@ -215,6 +215,16 @@ Mask Mask::alibi(const at::Tensor& slopes, const at::Tensor& offsets) {
                    given(Kind::alibi, "offsets", offsets, Numbers::integers)});
 }
 
+Mask Mask::to(at::Device device) const {
+  Mask moved = *this;
+  for (Term& term : moved.terms_) {
+    for (auto* tensor : {&term.tensor, &term.second}) {
+      if (tensor->defined()) *tensor = tensor->to(device);
+    }
+  }
+  return moved;
+}
+
 Mask operator&(const Mask& a, const Mask& b) {
   Mask both = a;
   both.terms_.insert(both.terms_.end(), b.terms_.begin(), b.terms_.end());

@@ -1,6 +1,8 @@
 #include "mask/mask_views.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 namespace mha::detail {
@@ -96,9 +98,10 @@ at::Tensor checked_lengths(const char* constructor, const char* places,
                            const at::Tensor& lengths, int64_t batch, int64_t most) {
   TORCH_CHECK(lengths.dim() == 1 && lengths.size(0) == batch, constructor,
               ": lengths: expected shape (N) = (", batch, "), found ", lengths.sizes());
-  if (lengths.numel() > 0) {
-    const auto shortest = lengths.min().item<int64_t>(),
-               longest = lengths.max().item<int64_t>();
+  if (lengths.numel() > 0 && !lengths.is_meta()) {
+    const auto [least, most_found] = at::aminmax(lengths);
+    const auto ends = at::stack({least, most_found}).to(at::kCPU, at::kLong);  // one read
+    const auto shortest = ends[0].item<int64_t>(), longest = ends[1].item<int64_t>();
     TORCH_CHECK(shortest >= 0 && longest <= most, constructor,
                 ": lengths: expected lengths from 0 to ", places, " = ", most, ", found ",
                 shortest < 0 ? shortest : longest);

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <c10/util/Exception.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 
 #include "mask/mask_views.h"
+#include "runtime/finite.h"
 
 namespace mha::detail {
 namespace {
@@ -51,14 +53,9 @@ void check_square(const char* name, const AttentionSizes& sizes) {
       "; give queries and keys ids of their own by Mask::documents(query_ids, key_ids)");
 }
 
-// (1, S): the document that each place lies in.
-at::Tensor documents_of(const at::Tensor& cumulative, const AttentionSizes& sizes) {
-  check_square("documents_from_lengths", sizes);
-  TORCH_CHECK(
-      cumulative.dim() == 1 && cumulative.size(0) > 0,
-      "Mask::documents_from_lengths: cumulative: expected shape (documents + 1), found ",
-      cumulative.sizes());
-  const auto ends = cumulative.to(at::kLong);
+// That lengths (documents + 1) int64 ascend from 0 to S. Reads them once.
+void check_cumulative(const at::Tensor& lengths, const AttentionSizes& sizes) {
+  const auto ends = lengths.to(at::kCPU);
   const auto first = ends[0].item<int64_t>(), last = ends[-1].item<int64_t>();
   TORCH_CHECK(first == 0 && last == sizes.keys,
               "Mask::documents_from_lengths: cumulative: expected lengths from 0 to S = ",
@@ -69,7 +66,19 @@ at::Tensor documents_of(const at::Tensor& cumulative, const AttentionSizes& size
       "Mask::documents_from_lengths: cumulative: expected lengths that ascend from 0 to "
       "S = ",
       sizes.keys, ", found one below that before it");
+}
+
+// (1, S): the document that each place lies in.
+at::Tensor documents_of(const at::Tensor& cumulative, const AttentionSizes& sizes) {
+  check_square("documents_from_lengths", sizes);
+  TORCH_CHECK(
+      cumulative.dim() == 1 && cumulative.size(0) > 0,
+      "Mask::documents_from_lengths: cumulative: expected shape (documents + 1), found ",
+      cumulative.sizes());
+  const auto ends = cumulative.to(at::kLong);
   const auto place = at::arange(sizes.keys, ends.options());
+  if (ends.is_meta()) return place.unsqueeze(0);
+  check_cumulative(ends, sizes);
   return at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true).unsqueeze(0);
 }
 
@@ -117,7 +126,7 @@ void add_flags(const at::Tensor& flags, Flag meaning, const AttentionSizes& size
     keys.push_back(flags.expand({-1, -1, -1, sizes.keys}));
   } else if (one_head && flags.size(3) == 1 && sizes.keys > 1) {
     const auto rows = flags.squeeze(3).squeeze(1);
-    add_real_queries(blocks ? rows.logical_not() : rows.ne(0), sizes, resolved);
+    add_real_queries(blocks ? rows.eq(0) : rows.ne(0), sizes, resolved);
   } else {
     (blocks ? resolved.block : resolved.keep).push_back(flags);
   }
@@ -161,9 +170,10 @@ at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
   TORCH_CHECK(slopes.dim() == 1 && slopes.size(0) == sizes.heads,
               "Mask::alibi: slopes: expected shape (H) = (", sizes.heads, "), found ",
               slopes.sizes());
-  auto distance = at::arange(count_distances(sizes.queries, sizes.keys),
-                             slopes.options().dtype(at::kDouble)) -
-                  static_cast<double>(sizes.queries - 1);
+  const auto wide = widest_dtype(slopes.device());
+  auto distance =
+      at::arange(count_distances(sizes.queries, sizes.keys), slopes.options().dtype(wide)) -
+      static_cast<double>(sizes.queries - 1);
   distance = distance.view({1, 1, 1, -1});
   const bool is_last = term.alignment == Mask::Alignment::bottom_right;
   const auto& offsets = term.second.defined() ? term.second
@@ -174,8 +184,8 @@ at::Tensor alibi_table(const Mask::Term& term, const AttentionSizes& sizes) {
   } else if (is_last) {
     distance = distance - static_cast<double>(sizes.keys - sizes.queries);
   }
-  distance = distance.abs();
-  const auto dtype = fits_float(slopes, distance, sizes) ? at::kFloat : at::kDouble;
+  distance = at::maximum(distance, -distance);
+  const auto dtype = fits_float(slopes, distance, sizes) ? at::kFloat : wide;
   return slopes.to(dtype).view({1, -1, 1, 1}).neg() * distance.to(dtype);
 }
 

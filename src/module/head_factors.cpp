@@ -27,9 +27,11 @@ std::ostream& operator<<(std::ostream& stream, OutputGate gate) {
 
 namespace detail {
 
-void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads) {
+void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads,
+                     at::Device device) {
   if (!head_mask.defined()) return;
-  given_tensor({"MultiHeadAttention", "head_mask"}, head_mask, Numbers::floating);
+  given_tensor({"MultiHeadAttention", "head_mask"}, head_mask, Numbers::floating,
+               memory_on(device));
   const bool fits =
       (head_mask.dim() == 1 && head_mask.size(0) == heads) ||
       (head_mask.dim() == 2 && head_mask.size(0) == batch && head_mask.size(1) == heads);

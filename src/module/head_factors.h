@@ -7,7 +7,8 @@
 namespace mha::detail {
 
 /// Throws `c10::Error` unless `head_mask` is undefined, or floating (H) or (N, H).
-void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads);
+void check_head_mask(const at::Tensor& head_mask, int64_t batch, int64_t heads,
+                     at::Device device);
 
 /// The heads' output (N, H, L, D) times sigmoid(query W_g) and times the call's `head_mask`,
 /// where the module has a gate and the call a mask. A factor of 0 gives 0, whatever it

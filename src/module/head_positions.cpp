@@ -79,10 +79,12 @@ HeadPositions head_positions(const MultiHeadAttentionOptions& options, const Cal
   check_given(call, kind);
   if (!positions.defined()) return default_positions(tokens, kind, first);
   const int64_t n = tokens.query.size(0);
-  check_positions("MultiHeadAttention: positions", positions, n, tokens.query.size(1));
+  const auto device = tokens.query.device();
+  check_positions("MultiHeadAttention: positions", positions, n, tokens.query.size(1), device);
   if (kind == KeyTokens::queries) return {positions, positions};
   if (kind == KeyTokens::projected) return {positions, {}};
-  check_positions("MultiHeadAttention: key_positions", key_positions, n, tokens.key.size(1));
+  check_positions("MultiHeadAttention: key_positions", key_positions, n, tokens.key.size(1),
+                  device);
   return {positions, key_positions};
 }
 

@@ -346,6 +346,9 @@ at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
 at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           const at::Tensor& heads, const at::Tensor& off) {
   const auto merged = heads.transpose(1, 2).flatten(2);
+  if (off.defined() && !may_branch_on_numbers(merged)) {
+    return merge_without_off_heads(*module.W_o, merged, off);
+  }
   const auto output = project_merged(module, cache, merged);
   if (!off.defined() || !may_be_non_finite(output)) return output;
   const auto without = merge_without_off_heads(*module.W_o, merged, off);

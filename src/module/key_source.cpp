@@ -23,7 +23,7 @@ void add_cache_mask(const AppendPlan& plan, std::optional<int64_t> window, int64
     real_queries[i] -= new_keys - source.sizes.queries;
     lengths[i] += plan.added[i];
   }
-  source.mask = source.mask & Mask::lengths(constant(lengths).to(device));
+  source.lengths = constant(lengths).to(device);
   source.offsets = constant(first_queries).to(device);
   source.real_queries = constant(real_queries).to(device);
 }
@@ -73,7 +73,7 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
                 "and add_zero_attn, whose keys come last in each, found ",
                 at::IntArrayRef(cache.lengths));
     // Behind a shorter sample's end lie zeros, or tokens that a reset or crop has forgotten.
-    source.mask = source.mask & Mask::lengths(constant(cache.lengths).to(query.device()));
+    source.lengths = constant(cache.lengths).to(query.device());
     // Its last query stands at its own last key.
     auto first_queries = cache.lengths;
     for (auto& place : first_queries) place -= source.sizes.queries;

@@ -17,7 +17,8 @@ struct KeySource {
   /// What is to be projected, as it was given: of self-attention the query. Undefined: nothing.
   at::Tensor key, value;
   InputSizes sizes{};  ///< keys: those given, with the cached ones
-  Mask mask;           ///< the caller's, and what the cache blocks
+  Mask mask;           ///< the caller's, and what the cache's window blocks
+  at::Tensor lengths;  ///< (N) keys that each sample has, if not all
   at::Tensor offsets;  ///< (N) where each sample's first query stands, if not by size
   KVCacheState* cache = nullptr;  ///< null: the call's own tokens
   bool appends = false;           ///< the call's tokens join the cache

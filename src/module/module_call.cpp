@@ -49,6 +49,8 @@ ResolvedMask mask_of(const MultiHeadAttentionImpl& module, const KeySource& sour
                        source.offsets,
                        query.scalar_type()},
                       query.device());
+  // Ours, so that nobody need check their numbers.
+  if (source.lengths.defined()) mask.lengths.push_back(source.lengths);
   mask.extra_keys = appended_keys(module.options);
   return mask;
 }
@@ -86,7 +88,7 @@ ModuleResult call_module(MultiHeadAttentionImpl& module,
   const auto& options = module.options;
   const auto source = find_keys(module, cache, query, key, value, call);
   auto mask = mask_of(module, source, query);
-  check_head_mask(call.head_mask(), source.sizes.batch, options.num_heads());
+  check_head_mask(call.head_mask(), source.sizes.batch, options.num_heads(), query.device());
   auto tokens = tokens_of(query, source.key, source.value, options.batch_first());
   tokens.off = heads_off(call.head_mask(), query.device());
   tokens.positions = head_positions(options, call, tokens, source.positions);

@@ -24,12 +24,6 @@ void check_positive(const char* name, int64_t size) {
               ": expected a size from 1 to 2^40, found ", size);
 }
 
-void check_has_memory(const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK(!tensor.is_meta(), "MultiHeadAttention: ", name,
-              ": expected a tensor with memory, found one of ", tensor.sizes(),
-              " on meta, which has a shape alone");
-}
-
 // Checks one input against its projection, whose width is `width`.
 void check_input(const char* name, const at::Tensor& tensor, int64_t width,
                  const torch::nn::LinearImpl& projection) {
@@ -235,7 +229,6 @@ void check_module(const MultiHeadAttentionImpl& module) {
 
 InputSizes check_query(const MultiHeadAttentionImpl& module, const at::Tensor& query) {
   check_input("query", query, module.options.d_model(), *module.W_q);
-  check_has_memory("query", query);
   if (query.dim() == 2) return {1, query.size(0), 0};
   const bool batch_first = module.options.batch_first();
   return {query.size(batch_first ? 0 : 1), query.size(batch_first ? 1 : 0), 0};
@@ -249,7 +242,6 @@ void check_keys(const MultiHeadAttentionImpl& module, const at::Tensor& key,
   TORCH_CHECK(value.sizes().slice(0, value.dim() - 1) == key.sizes().slice(0, key.dim() - 1),
               "MultiHeadAttention: value: expected the batch size and length of key ",
               key.sizes(), ", found ", value.sizes());
-  check_has_memory("key", key);
 }
 
 InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& query,
@@ -280,7 +272,6 @@ InputSizes check_inputs(const MultiHeadAttentionImpl& module, const at::Tensor& 
               "MultiHeadAttention: value: expected the length of key, ", key.size(length_dim),
               ", found ", value.size(length_dim), " (", layout, "; key ", key.sizes(),
               ", value ", value.sizes(), ")");
-  check_has_memory("query", query);
   return {batched ? query.size(batch_dim) : 1, query.size(length_dim), key.size(length_dim)};
 }
 

@@ -18,15 +18,15 @@ at::Tensor places_off(const at::Tensor& off, int64_t places) {
 
 at::Tensor heads_off(const at::Tensor& head_mask, at::Device device) {
   if (!head_mask.defined()) return {};
-  const auto off = head_mask.detach().eq(0).to(device);
-  if (!off.any().item<bool>()) return {};
-  return off.dim() == 1 ? off.unsqueeze(0) : off;
+  const auto off = head_mask.detach().eq(0);
+  if (!may_have_marks(off)) return {};
+  return (off.dim() == 1 ? off.unsqueeze(0) : off).to(device);
 }
 
 at::Tensor kv_heads_off(const at::Tensor& off, int64_t kv_heads) {
   if (!off.defined() || off.size(1) == kv_heads) return off;
   const auto shared = off.unflatten(1, {kv_heads, off.size(1) / kv_heads}).all(2);
-  return shared.any().item<bool>() ? shared : at::Tensor();
+  return may_have_marks(shared) ? shared : at::Tensor();
 }
 
 at::Tensor without_off_heads(const at::Tensor& heads, const at::Tensor& off) {
@@ -34,7 +34,7 @@ at::Tensor without_off_heads(const at::Tensor& heads, const at::Tensor& off) {
   const auto dtype = heads.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto squares = heads.detach().to(dtype).square();
   const auto bad = row_is_finite(squares).logical_not().logical_and(off.unsqueeze(1));
-  return bad.any().item<bool>() ? heads.masked_fill(bad.unsqueeze(-1), 0) : heads;
+  return may_have_marks(bad) ? heads.masked_fill(bad.unsqueeze(-1), 0) : heads;
 }
 
 at::Tensor project_without_off_heads(torch::nn::LinearImpl& layer, const at::Tensor& tokens,
@@ -42,7 +42,7 @@ at::Tensor project_without_off_heads(torch::nn::LinearImpl& layer, const at::Ten
   auto finite = row_is_finite(layer.weight);
   if (layer.bias.defined()) finite = finite.logical_and(at::isfinite(layer.bias.detach()));
   const auto bad = places_off(off, layer.weight.size(0)).logical_and(finite.logical_not());
-  if (!bad.any().item<bool>()) return {};
+  if (!may_have_marks(bad)) return {};
   return at::linear(tokens, layer.weight.masked_fill(bad.unsqueeze(1), 0),
                     layer.bias.defined() ? layer.bias.masked_fill(bad, 0) : layer.bias);
 }
@@ -51,7 +51,7 @@ at::Tensor merge_without_off_heads(torch::nn::LinearImpl& layer, const at::Tenso
                                    const at::Tensor& off) {
   const auto finite = at::isfinite(layer.weight.detach()).all(0);
   const auto bad = places_off(off, layer.weight.size(1)).logical_and(finite.logical_not());
-  if (!bad.any().item<bool>()) return {};
+  if (!may_have_marks(bad)) return {};
   return at::linear(merged.to(layer.weight.scalar_type()), layer.weight.masked_fill(bad, 0),
                     layer.bias);
 }

@@ -140,9 +140,8 @@ Mask RelativePositionBiasImpl::forward(int64_t queries, int64_t keys,
                      Mask::Alignment::top_left, "bottom_right or top_left");
   const int64_t shift = alignment == Mask::Alignment::bottom_right ? keys - queries : 0;
   const int64_t count = std::max<int64_t>(queries + keys - 1, 0);
-  const auto position =
-      at::arange(count, weight.options().dtype(at::kLong).requires_grad(false));
-  const auto bucket = buckets(position - (queries - 1 + shift));
+  // On the CPU, so that the logarithms of every device choose the same buckets.
+  const auto bucket = buckets(at::arange(count) - (queries - 1 + shift)).to(weight.device());
   return Mask::relative(weight.index_select(0, bucket).t());
 }
 

@@ -136,10 +136,6 @@ at::Tensor reaches_in_document(const Span& span, const at::Tensor& own,
   return sorted.gather(1, at::searchsorted(sorted, first)).le(start + span.to);
 }
 
-bool may_have_marks(const at::Tensor& marks) {
-  return marks.defined() && (!may_branch_on_numbers(marks) || marks.any().item<bool>());
-}
-
 bool holds_non_finite(const Tokens& tokens, bool holds_keys) {
   const auto &query = tokens.query, &key = tokens.key, &value = tokens.value;
   return may_be_non_finite(query) ||
@@ -200,6 +196,7 @@ UnseenTokens unseen_tokens(const ResolvedMask& mask, at::Device device) {
 
 void drop_unseen_tokens(const MultiHeadAttentionImpl& module, const KeySource& source,
                         const ResolvedMask& mask, Tokens& tokens) {
+  if (tokens.query.is_meta()) return;
   if (all_are_seen(mask) && !source.real_queries.defined()) return;
   const auto& options = module.options;
   const bool holds_keys = !source.cache;  // what a cache takes, later calls may see

@@ -13,6 +13,7 @@
 #include "runtime/attention_path.h"
 #include "runtime/constant.h"
 #include "runtime/cpu_kernels.h"
+#include "runtime/finite.h"
 #include "runtime/given_tensor.h"
 #include "runtime/kernel_rows.h"
 #include "runtime/run_tasks.h"
@@ -30,12 +31,15 @@ at::Tensor rotate_plain(const at::Tensor& x, const at::Tensor& positions,
   const auto [radians, amplitude] = compute_frequencies(options, x.size(3));
   const auto pairs = static_cast<int64_t>(radians.size());
   const auto compute = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  // In float64, which long positions need: on the CPU if the device has none.
+  const bool is_wide = widest_dtype(x.device()) == at::kDouble;
+  const auto place = is_wide ? x.device() : at::Device(at::kCPU);
   const auto angles =
-      positions.to(x.device(), at::kDouble).unsqueeze(-1) * constant(radians).to(x.device());
+      positions.to(place, at::kDouble).unsqueeze(-1) * constant(radians).to(place);
   // (T, pairs) or (N, 1, T, pairs)
   const auto over_heads = [](const at::Tensor& t) { return t.dim() == 3 ? t.unsqueeze(1) : t; };
-  const auto cosine = over_heads((angles.cos() * amplitude).to(compute));
-  const auto sine = over_heads((angles.sin() * amplitude).to(compute));
+  const auto cosine = over_heads((angles.cos() * amplitude).to(x.device(), compute));
+  const auto sine = over_heads((angles.sin() * amplitude).to(x.device(), compute));
 
   const auto turning = x.narrow(3, 0, 2 * pairs).to(compute);
   const bool interleaved = options.pairing() == RotaryPairing::interleaved;
@@ -146,8 +150,8 @@ class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
 }  // namespace
 
 void check_positions(const char* name, const at::Tensor& positions, int64_t batch,
-                     int64_t tokens) {
-  given_tensor({name}, positions, Numbers::integers);
+                     int64_t tokens, at::Device device) {
+  given_tensor({name}, positions, Numbers::integers, memory_on(device));
   const bool fits =
       (positions.dim() == 1 && positions.size(0) == tokens) ||
       (positions.dim() == 2 && positions.size(0) == batch && positions.size(1) == tokens);
@@ -177,11 +181,16 @@ namespace mha {
 
 at::Tensor apply_rotary(const at::Tensor& given, const at::Tensor& positions,
                         const RotaryOptions& options) {
-  const auto x = detail::given_tensor({"apply_rotary", "x"}, given, detail::Numbers::floating);
+  const auto x = detail::given_tensor({"apply_rotary", "x"}, given, detail::Numbers::floating,
+                                      detail::Memory::or_meta);
   TORCH_CHECK(x.dim() == 4 && x.size(3) > 0,
               "apply_rotary: x: expected shape (N, H, T, D) with D > 0, found ", x.sizes());
   detail::check_rotary(options, x.size(3));
-  detail::check_positions("apply_rotary: positions", positions, x.size(0), x.size(2));
+  detail::check_positions("apply_rotary: positions", positions, x.size(0), x.size(2),
+                          x.device());
+  TORCH_CHECK(!x.is_meta() || positions.is_meta(),
+              "apply_rotary: positions: expected them on meta, where x is, found ",
+              positions.device());
   return detail::rotate(x, positions, options);
 }
 

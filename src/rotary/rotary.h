@@ -32,10 +32,10 @@ std::shared_ptr<const RotaryTable> rotary_table(const RotaryOptions& options, in
 void fill_rotary_rows(const RotaryFrequencies& frequencies, const int64_t* positions,
                       int64_t count, float* rows);
 
-/// Throws unless `positions` are integers (T) or (N, T); `name` is what the caller calls them,
-/// with what it belongs to.
+/// Throws unless `positions` are integers (T) or (N, T) for a call on `device`; `name` is what
+/// the caller calls them, with what it belongs to.
 void check_positions(const char* name, const at::Tensor& positions, int64_t batch,
-                     int64_t tokens);
+                     int64_t tokens, at::Device device);
 
 /// `apply_rotary` of checked arguments.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& positions,

@@ -32,8 +32,9 @@ bool all_finite_on_cpu(const at::Tensor& tensor) {
 }  // namespace
 
 bool may_be_non_finite(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return false;
-  if (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat) {
+  if (tensor.numel() == 0 || tensor.is_meta()) return false;
+  if (!may_branch_on_numbers(tensor)) return true;
+  if (tensor.scalar_type() == at::kFloat) {
     // In whatever order the numbers lie in memory, if they lie there without gaps.
     const bool dense = tensor.is_non_overlapping_and_dense();
     return !all_finite_on_cpu(dense ? tensor : tensor.contiguous());
@@ -45,6 +46,11 @@ bool may_branch_on_numbers(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && !is_tracing();
 }
 
+bool may_have_marks(const at::Tensor& marks) {
+  if (!marks.defined() || marks.is_meta()) return false;
+  return !may_branch_on_numbers(marks) || marks.any().item<bool>();
+}
+
 at::Tensor row_is_finite(const at::Tensor& tensor) {
   return at::isfinite(tensor.detach()).all(-1);
 }
@@ -54,7 +60,7 @@ at::Tensor finite_rows(const at::Tensor& tensor) {
 }
 
 std::vector<int64_t> marked_rows(const at::Tensor& marks) {
-  const auto indices = marks.flatten(0, -2).any(0).nonzero().flatten().to(at::kCPU);
+  const auto indices = marks.flatten(0, -2).any(0).nonzero().flatten();
   return {indices.data_ptr<int64_t>(), indices.data_ptr<int64_t>() + indices.numel()};
 }
 

@@ -17,13 +17,23 @@ constexpr double lowest_of(at::ScalarType dtype) {
                               : std::numeric_limits<float>::lowest();
 }
 
-/// Whether a tensor may hold NaN or infinity. Reads it once. Exact for float32 on the CPU;
-/// elsewhere it may say yes to huge finite values, whose sum overflows.
-bool may_be_non_finite(const at::Tensor& tensor);
+/// The widest floating dtype that a device has: Metal has no float64.
+inline at::ScalarType widest_dtype(at::Device device) {
+  return device.is_mps() ? at::kFloat : at::kDouble;
+}
 
 /// Whether a computation may take another way for a tensor's numbers: elsewhere than on the CPU
 /// that waits for the device, and a trace holds for other numbers.
 bool may_branch_on_numbers(const at::Tensor& tensor);
+
+/// Whether a tensor may hold NaN or infinity: yes where it may not be asked, no on meta. Reads
+/// it once. Exact for float32; of others it may say yes to huge finite values, whose sum
+/// overflows.
+bool may_be_non_finite(const at::Tensor& tensor);
+
+/// Whether any of these bools, which may be undefined, may be true: yes where they may not be
+/// asked, no on meta.
+bool may_have_marks(const at::Tensor& marks);
 
 /// Whether each row [.., i, :] holds only finite numbers.
 at::Tensor row_is_finite(const at::Tensor& tensor);

@@ -17,6 +17,11 @@ enum class Numbers {
 /// Whether a given tensor's numbers must exist, or its shape may do (device `meta`).
 enum class Memory { needed, or_meta };
 
+/// For what may lie on another device than the call's, to which it is copied.
+inline Memory memory_on(at::Device call) {
+  return call.is_meta() ? Memory::or_meta : Memory::needed;
+}
+
 /// What a message calls a tensor: "subject: argument", or the subject alone. `hint` ends the
 /// message about a wrong dtype.
 struct GivenName {

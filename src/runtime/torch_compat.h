@@ -4,6 +4,9 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
+#if __has_include(<ATen/detail/PrivateUse1HooksInterface.h>)
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#endif
 #include <torch/version.h>
 
 #include <cstdint>
@@ -18,6 +21,16 @@
 #endif
 
 namespace mha::torch_compat {
+
+/// Whether the device's default generator can be had, and copied.
+inline bool has_default_generator(at::Device device) {
+  if (device.is_cpu() || device.is_cuda() || device.is_mps()) return true;
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 6)
+  return device.is_xpu() || (device.is_privateuseone() && at::isPrivateUse1HooksRegistered());
+#else
+  return false;
+#endif
+}
 
 inline bool autocast_enabled(at::DeviceType device) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)

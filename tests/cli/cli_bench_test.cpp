@@ -63,6 +63,7 @@ TEST(CliBenchTest, TheReportNamesTheMachineAndItsLimits) {
   EXPECT_NE(machine["cpu"], "");
   EXPECT_EQ(machine["isa"], "generic");
   EXPECT_EQ(machine["threads"], 1);
+  EXPECT_EQ(machine["device"], "cpu");
   EXPECT_EQ(machine["libtorch"], torch_version());
   EXPECT_GT(machine["fma_peak_gflops"].get<double>(), 0);
   EXPECT_GT(machine["read_bandwidth_gb_s"].get<double>(), 0);
@@ -195,6 +196,12 @@ TEST(CliBenchTest, AWrongCallIsAnErrorBeforeAnythingIsMeasured) {
   expect_error(run_mha({"bench", "--case", "core_sideways"}), "found 'core_sideways'");
   expect_error(run_mha({"bench", "--case", "core_forward 4x20", "--case", "core_upwards"}),
                "found 'core_upwards'");
+  for (const char* device : {"gpu", "meta", "cpu:1x"}) {
+    expect_error(
+        run_mha({"bench", "--device", device}),
+        std::string("--device: expected a device of this machine and this LibTorch, ") +
+            "found '" + device + "'");
+  }
   expect_error(run_mha({"bench", "--threads", "0"}), "--threads: expected an integer >= 1");
   // So many would bring the machine to a halt, or be more than it can start.
   for (const char* threads : {"100000", "9223372036854775807"}) {
