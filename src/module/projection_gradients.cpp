@@ -1,5 +1,7 @@
 #include "module/projection_gradients.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <algorithm>
 
 #include "module/tile_projection.h"
