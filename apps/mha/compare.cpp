@@ -100,7 +100,8 @@ at::Tensor read_output(InputTensors& expected) {
 
 ExitCode compare_layer(const CompareArguments& arguments) {
   const c10::NoGradGuard no_grad;
-  MultiHeadAttention module = arguments.layer.load();
+  const ModelLayer layer = arguments.layer.load();
+  MultiHeadAttention module = layer.attention;
   const double tolerance =
       arguments.tolerance.value_or(default_tolerance(module->W_q->weight.scalar_type()));
   InputTensors expected(arguments.expected);
@@ -109,7 +110,7 @@ ExitCode compare_layer(const CompareArguments& arguments) {
   if (expected.has("weights")) expected_weights = expected.tensor("weights", "--expected");
 
   InputTensors input(arguments.input);
-  const LayerCall call = read_call(input, arguments.mask, module);
+  const LayerCall call = read_call(input, arguments.mask, layer);
   const bool averaged =
       expected_weights.defined() && expected_weights.dim() < expected_output.dim() + 1;
   const Weights weights = !expected_weights.defined() ? Weights::none
@@ -126,7 +127,7 @@ ExitCode compare_layer(const CompareArguments& arguments) {
   }
   bool passed = true;
   for (const auto& [name, json] : results.items()) passed &= json["passed"].get<bool>();
-  const nlohmann::ordered_json report = {{"layer", arguments.layer.described(module)},
+  const nlohmann::ordered_json report = {{"layer", arguments.layer.described(layer)},
                                          {"input_file", arguments.input},
                                          {"inputs", described(call)},
                                          {"mask", stream_text(call.mask)},

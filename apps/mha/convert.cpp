@@ -36,14 +36,15 @@ std::string text(const nlohmann::ordered_json& report) {
 }
 
 ExitCode convert_layer(const ConvertArguments& arguments) {
-  check_output(arguments.output, files_of(arguments.layer.file()));
-  const MultiHeadAttention module = arguments.layer.load();
+  check_output(arguments.output, arguments.layer.files());
+  const ModelLayer layer = arguments.layer.load();
+  const MultiHeadAttention& module = layer.attention;
   save(module, arguments.output,
        WeightFileOptions()
            .prefix(arguments.prefix)
            .layout(value_of(layouts(), arguments.layout)));
 
-  nlohmann::ordered_json report = {{"layer", arguments.layer.described(module)},
+  nlohmann::ordered_json report = {{"layer", arguments.layer.described(layer)},
                                    {"output_file", arguments.output},
                                    {"layout", arguments.layout},
                                    {"tensors", nlohmann::ordered_json::object()}};

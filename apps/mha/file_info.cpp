@@ -3,7 +3,8 @@
 #include <c10/util/Exception.h>
 #include <files/tensor_source.h>
 #include <fmt/format.h>
-#include <weights/layout.h>
+#include <weights/file_layer.h>
+#include <weights/layer_check.h>
 #include <weights/options_metadata.h>
 
 #include <nlohmann/json.hpp>
@@ -25,10 +26,12 @@ nlohmann::ordered_json layer_information(const detail::TensorSource& file,
     json["width"] = shapes.at("W_q.weight")[0];
     json["kv_width"] = shapes.at("W_k.weight")[0];
     json["bias"] = shapes.count("W_q.bias") != 0;
-    for (const detail::LayoutTensor& tensor : tensors) {
-      const auto found = file.entries().find(detail::join(layer.prefix, tensor.row.name));
-      if (found != file.entries().end()) json["dtype"] = found->second.dtype->name;
-    }
+    // What `load` would say, but for the dtypes, which it can convert.
+    const auto where = WeightFileOptions().prefix(layer.prefix).convert_dtype(true);
+    const detail::DtypeInfo* dtype = detail::dtype_of_projections(file, where, tensors);
+    json["dtype"] = dtype == nullptr ? "" : dtype->name;
+    detail::check_layer(file, layer.layout, where, tensors, dtype == nullptr ? "" : dtype->name,
+                        {});
   } catch (const c10::Error& error) {
     json["problem"] =
         std::string(error.what_without_backtrace()).substr(file.path().size() + 2);

@@ -15,6 +15,7 @@
 #include "explain.h"
 #include "file_info.h"
 #include "former_names.h"
+#include "model_folder.h"
 #include "runtime/attention_path.h"
 #include "text.h"
 #include "validators.h"
@@ -123,7 +124,9 @@ Command info_command(CLI::App& program) {
   const auto file = std::make_shared<std::string>();
   const auto explain = std::make_shared<ExplainOptions>();
   CLI::Option* model =
-      app->add_option("--model", *file, "Show the attention layers of this weight file")
+      app->add_option(
+             "--model", *file,
+             "Show the attention layers of this weight file, or\nof the model in this folder")
           ->check(not_empty())
           ->type_name("FILE");
   explain->add_to(*app)->excludes(model);
@@ -135,6 +138,8 @@ Command info_command(CLI::App& program) {
   return {app, [json, file, explain] {
             if (explain->wanted()) {
               print_report(explain->explanation(), *json, explanation_text);
+            } else if (is_model_folder(*file)) {
+              print_report(folder_information(*file), *json, folder_text);
             } else if (!file->empty()) {
               print_report(file_information(*file), *json, file_text);
             } else {

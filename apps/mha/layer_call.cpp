@@ -40,8 +40,8 @@ at::Tensor sequence(InputTensors& input, const std::string& name, at::ScalarType
 
 }  // namespace
 
-LayerCall read_call(InputTensors& input, const MaskOptions& mask,
-                    const MultiHeadAttention& module) {
+LayerCall read_call(InputTensors& input, const MaskOptions& mask, const ModelLayer& layer) {
+  const MultiHeadAttention& module = layer.attention;
   const at::ScalarType dtype = module->W_q->weight.scalar_type();
   LayerCall call;
   call.mask = mask.mask([&input](const std::string& name, const std::string& option) {
@@ -51,6 +51,11 @@ LayerCall read_call(InputTensors& input, const MaskOptions& mask,
   call.query = sequence(input, call.names.query, dtype);
   call.key = sequence(input, call.names.key, dtype);
   call.value = sequence(input, call.names.value, dtype);
+  const at::Tensor& keys = call.key.defined() ? call.key : call.query;
+  // Of inputs that are no sequences the call itself will say so.
+  if (call.query.dim() >= 2 && keys.dim() >= 2) {
+    call.mask = layer.mask(call.query.size(-2), keys.size(-2)) & call.mask;
+  }
   return call;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <mha/mask.h>
+#include <mha/model_config.h>
 #include <mha/multi_head_attention.h>
 
 #include <cstdint>
@@ -26,8 +27,8 @@ struct LayerCall {
 
 /// Reads them: `query` with or without `key` and `value`, or `x`, or the file's only tensor
 /// that the mask has no use for. They must have the dtype of the layer's weights.
-LayerCall read_call(InputTensors& input, const MaskOptions& mask,
-                    const MultiHeadAttention& module);
+/// The mask is that of the arguments and, of a model's layer, its own.
+LayerCall read_call(InputTensors& input, const MaskOptions& mask, const ModelLayer& layer);
 
 /// How many samples a call has, and how many weights one head has in one sample; 0 for inputs
 /// that are no sequences.

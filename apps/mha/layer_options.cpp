@@ -3,12 +3,14 @@
 #include <c10/util/Exception.h>
 #include <files/tensor_source.h>
 #include <fmt/format.h>
-#include <weights/layout.h>
+#include <weights/file_layer.h>
 #include <weights/options_metadata.h>
 
 #include <nlohmann/json.hpp>
 
+#include "model_folder.h"
 #include "option_values.h"
+#include "output_file.h"
 #include "text.h"
 #include "validators.h"
 
@@ -18,17 +20,34 @@ CLI::Option* LayerOptions::add_to(CLI::App& app) {
   constexpr const char* group = "Layer";
   CLI::Option* file =
       app.add_option("--model", file_,
-                     "File with the layer's weights, of safetensors or torch.save")
+                     "File with the layer's weights, of safetensors or torch.save, or a\n"
+                     "model's folder, whose config.json says the rest")
           ->check(not_empty())
           ->type_name("FILE")
           ->group(group);
+  app.add_option("--layer", layer_, "The layer of that folder's model, from 0 on")
+      ->check(integer_from(0))
+      ->needs(file)
+      ->group(group);
+  app.add_option("--part", part_, "Which attention of it: encoder, decoder, cross, ...")
+      ->needs(file)
+      ->type_name("NAME")
+      ->group(group);
   app.add_option("--prefix", prefix_, "Where the layer lies in that file")
       ->needs(file)
       ->type_name("NAME")
       ->group(group);
-  one_of(app.add_option("--layout", layout_, "How its weights are named; default: detected"),
-         names_of(layouts()))
+  CLI::Option* layout = one_of(app.add_option("--layout", layout_,
+                                              "How its weights are named; default: detected"),
+                               names_of(layouts()))
+                            ->needs(file)
+                            ->group(group);
+  app.add_option("--layout-file", layout_file_,
+                 "JSON file that says how they are named: see Layout::from_file")
+      ->check(not_empty())
+      ->type_name("FILE")
       ->needs(file)
+      ->excludes(layout)
       ->group(group);
   app.add_option("--num-heads", num_heads_, "Number of heads; default: as the file says")
       ->check(integer_from(1))
@@ -46,6 +65,7 @@ WeightFileOptions LayerOptions::where() const {
   WeightFileOptions where;
   where.prefix(prefix_).convert_dtype(!dtype_.empty());
   if (!layout_.empty()) where.layout(value_of(layouts(), layout_));
+  if (!layout_file_.empty()) where.layout(Layout::from_file(layout_file_));
   return where;
 }
 
@@ -58,7 +78,32 @@ void LayerOptions::check_num_heads() const {
               "--num-heads: expected a number, which ", file_, " does not tell, found none");
 }
 
-MultiHeadAttention LayerOptions::load() const {
+ModelLayer LayerOptions::load_of_model() const {
+  TORCH_CHECK(layer_.has_value(), "--layer: expected the number of a layer of the model in ",
+              file_, ", found none");
+  const std::pair<const char*, bool> given[] = {{"--prefix", !prefix_.empty()},
+                                                {"--layout", !layout_.empty()},
+                                                {"--layout-file", !layout_file_.empty()},
+                                                {"--num-heads", num_heads_.has_value()},
+                                                {"--rotary", rotary_.rotary().has_value()}};
+  for (const auto& [option, is_given] : given) {
+    TORCH_CHECK(!is_given, option, ": expected it with a file, found the folder ", file_,
+                ", whose config.json says it");
+  }
+  ModelLayerLoadOptions options;
+  options.part(part_);
+  if (!dtype_.empty()) options.dtype(value_of(floating_dtypes(), dtype_));
+  return load_layer(file_, *layer_, options);
+}
+
+std::vector<std::string> LayerOptions::files() const {
+  return is_model_folder(file_) ? files_of_model(file_) : files_of(file_);
+}
+
+ModelLayer LayerOptions::load() const {
+  if (is_model_folder(file_)) return load_of_model();
+  TORCH_CHECK(!layer_ && part_.empty(), layer_ ? "--layer" : "--part",
+              ": expected it with a model's folder, found the file ", file_);
   const auto rotary = rotary_.rotary();
   check_num_heads();
   MultiHeadAttentionOptions options = options_from_file(file_, num_heads_, where());
@@ -67,21 +112,29 @@ MultiHeadAttention LayerOptions::load() const {
   MultiHeadAttention module(options, detail::Undrawn{});
   mha::load(module, file_, where());
   module->eval();
-  return module;
+  const Layout layout = detail::find_layout(*detail::open_tensors(file_), where());
+  return {{"", 0, "", options, layout, {prefix_}, Mask(), std::nullopt, {}}, module};
 }
 
-nlohmann::ordered_json LayerOptions::described(const MultiHeadAttention& module) const {
-  const auto layout = detail::find_layout(*detail::open_tensors(file_), where());
+nlohmann::ordered_json LayerOptions::described(const ModelLayer& layer) const {
+  const MultiHeadAttention& module = layer.attention;
   const auto& rotary = module->options.rotary();
-  return {{"file", file_},
-          {"prefix", prefix_},
-          {"layout", stream_text(layout)},
-          {"d_model", module->options.d_model()},
-          {"heads", module->options.num_heads()},
-          {"kv_heads", module->num_kv_heads()},
-          {"head_dim", module->head_dim()},
-          {"dtype", dtype_text(module->W_q->weight.scalar_type())},
-          {"rotary", rotary ? nlohmann::ordered_json(stream_text(*rotary)) : nullptr}};
+  nlohmann::ordered_json json = {
+      {"file", file_},
+      {"prefix", layer.options.prefixes.front()},
+      {"layout", layer.options.layout.name()},
+      {"d_model", module->options.d_model()},
+      {"heads", module->options.num_heads()},
+      {"kv_heads", module->num_kv_heads()},
+      {"head_dim", module->head_dim()},
+      {"dtype", dtype_text(module->W_q->weight.scalar_type())},
+      {"rotary", rotary ? nlohmann::ordered_json(stream_text(*rotary)) : nullptr}};
+  if (!layer.options.model_type.empty()) {
+    json["model_type"] = layer.options.model_type;
+    json["layer"] = *layer_;
+    json["kind"] = layer.options.kind;
+  }
+  return json;
 }
 
 std::string layer_text(const nlohmann::ordered_json& layer) {
@@ -93,11 +146,17 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
   std::string rotary;
   if (!layer["rotary"].is_null()) {
     rotary = layer["rotary"].get<std::string>();
-  } else if (layer["layout"] == stream_text(Layout::llama)) {
+  } else if (layer["layout"] == Layout::llama.name() && !layer.contains("model_type")) {
     // Nothing in the file says so, and without it the numbers are another model's.
     rotary = "none, though models of the llama layout rotate queries and keys: see --rotary";
   }
   if (!rotary.empty()) rotary = fmt::format("  {:<9}{}\n", "rotary", rotary);
+  if (layer.contains("model_type")) {
+    rotary = fmt::format("  {:<9}{}, layer {}, {}\n", "model",
+                         layer["model_type"].get<std::string>(), number("layer"),
+                         layer["kind"].get<std::string>()) +
+             rotary;
+  }
   return fmt::format("{}{}{}\n  {:<9}d_model {}, {} heads of size {}{}, {}\n{}",
                      layer["file"].get<std::string>(), prefix.empty() ? "" : ": ", prefix,
                      "layer", number("d_model"), number("heads"), number("head_dim"), groups,

@@ -84,8 +84,8 @@ void MapSource::check() const {
 }
 
 std::vector<std::string> MapSource::files() const {
-  std::vector<std::string> all;
-  for (const std::string& read : {file_, layer_.file(), input_}) {
+  std::vector<std::string> all = layer_.files();
+  for (const std::string& read : {file_, input_}) {
     const auto files = files_of(read);
     all.insert(all.end(), files.begin(), files.end());
   }
@@ -136,9 +136,10 @@ draw::Maps MapSource::stored() const {
 }
 
 draw::Maps MapSource::computed() const {
-  MultiHeadAttention module = layer_.load();
+  const ModelLayer layer = layer_.load();
+  MultiHeadAttention module = layer.attention;
   InputTensors input(input_);
-  const LayerCall call = read_call(input, mask_, module);
+  const LayerCall call = read_call(input, mask_, layer);
   // Without a choice of heads no more than the cells of the picture are formed.
   if (mean_ || !heads_.empty()) {
     const auto formed = static_cast<double>(mean_ ? 1 : heads_.size());
@@ -167,8 +168,8 @@ draw::Maps MapSource::computed() const {
     maps.weights = chosen.size() == 1 ? chosen.front().unsqueeze(0) : at::stack(chosen);
   }
   maps.names = names(map.num_heads());
-  maps.title =
-      title(layer_.prefix().empty() ? file_name(layer_.file()) : layer_.prefix(), samples);
+  const std::string& prefix = layer.options.prefixes.front();
+  maps.title = title(prefix.empty() ? file_name(layer_.file()) : prefix, samples);
   return maps;
 }
 

@@ -1,6 +1,6 @@
 #include "option_values.h"
 
-#include <weights/layout.h>
+#include <algorithm>
 
 #include "text.h"
 
@@ -22,7 +22,11 @@ const OptionValues<Mask::Alignment>& alignments() {
 const OptionValues<Layout>& layouts() {
   static const OptionValues<Layout> values = [] {
     OptionValues<Layout> all;
-    for (const Layout layout : detail::kLayouts) all.emplace_back(stream_text(layout), layout);
+    for (const Layout& layout : Layout::built_in()) {
+      std::string name = layout.name();
+      std::replace(name.begin(), name.end(), '_', '-');
+      all.emplace_back(name, layout);
+    }
     return all;
   }();
   return values;

@@ -51,12 +51,12 @@ std::string text(const nlohmann::ordered_json& report) {
 
 ExitCode run_layer(const RunArguments& arguments) {
   const c10::NoGradGuard no_grad;
-  for (const std::string& read : {arguments.layer.file(), arguments.input}) {
-    check_output(arguments.output, files_of(read));
-  }
-  MultiHeadAttention module = arguments.layer.load();
+  check_output(arguments.output, arguments.layer.files());
+  check_output(arguments.output, files_of(arguments.input));
+  const ModelLayer layer = arguments.layer.load();
+  MultiHeadAttention module = layer.attention;
   InputTensors input(arguments.input);
-  const LayerCall call = read_call(input, arguments.mask, module);
+  const LayerCall call = read_call(input, arguments.mask, layer);
   const Weights weights = value_of(returned_weights(), arguments.weights);
   check_memory("--return-weights " + arguments.weights, weights_bytes(module, call, weights));
   const AttentionOutput result =
@@ -67,7 +67,7 @@ ExitCode run_layer(const RunArguments& arguments) {
   detail::write_safetensors(arguments.output, file);
 
   nlohmann::ordered_json report = {
-      {"layer", arguments.layer.described(module)},
+      {"layer", arguments.layer.described(layer)},
       {"input_file", arguments.input},
       {"inputs", described(call)},
       {"mask", stream_text(call.mask)},

@@ -1,47 +1,20 @@
 #pragma once
 
+#include <mha/layout.h>
 #include <mha/multi_head_attention.h>
 
-#include <iosfwd>
 #include <optional>
 #include <string>
 
 namespace mha {
-
-/// How the tensors of one attention layer are named and shaped in a weight file.
-///
-/// | layout   | names                                                                  |
-/// | -------- | ---------------------------------------------------------------------- |
-/// | `native` | `W_q.weight`, `W_q.bias`, ... `W_o.bias`, `bias_k`, `bias_v`, `sinks`, |
-/// |          | `q_norm`, `k_norm`, `q_norm_bias`, `k_norm_bias`, `W_g.weight`,        |
-/// |          | `W_g.bias`                                                             |
-/// | `torch`  | `in_proj_weight` or `q_proj_weight`, `k_proj_weight`, `v_proj_weight`; |
-/// |          | `in_proj_bias`, `out_proj.weight`, `out_proj.bias`, `bias_k`, `bias_v` |
-/// | `bert`   | `self.query.weight`, `self.key.weight`, `self.value.weight`,           |
-/// |          | `output.dense.weight`, and `.bias` of each                             |
-/// | `gpt2`   | `c_attn.weight` (E, 3 E), transposed and packed, `c_proj.weight`,      |
-/// |          | transposed, and `.bias` of each                                        |
-/// | `vit`    | `qkv.weight` (3 E, E), packed, `proj.weight`, and `.bias` of each;     |
-/// |          | `q_norm.weight`, `k_norm.weight`, and `.bias` of each (timm)           |
-/// | `llama`  | `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`,    |
-/// |          | and `.bias` of each; `sinks`, as in gpt-oss; `q_norm.weight` and       |
-/// |          | `k_norm.weight`                                                        |
-///
-/// Grouped heads (`num_kv_heads`) fit `native` and `llama`; a free `head_dim` fits these and
-/// `bert`; `bias_k` and `bias_v` fit `native` and `torch`; `kdim` and `vdim` fit all but `gpt2`
-/// and `vit`; `sinks` fits `native` and `llama`, `qk_norm` these and `vit`, `qk_norm_bias`
-/// `native` and `vit`, `output_gate` `native`. All projections have a bias or none has; that of
-/// W_o may be missing, or the only one, in `native`, `vit` and `llama`: Qwen2's file gives a
-/// module with `output_bias(false)`, and saved again as `llama` has Qwen2's names.
-enum class Layout { native, torch, bert, gpt2, vit, llama };
-std::ostream& operator<<(std::ostream& stream, Layout layout);
 
 /// Options of `load`, `save` and `options_from_file`.
 struct WeightFileOptions {
   /// Where the layer lies in the file: `encoder.layer.0.attention` stands before a dot and the
   /// layout's names. Empty: the names stand alone.
   TORCH_ARG(std::string, prefix);
-  /// Default: for reading found from the names in the file, for `save` native.
+  /// How its tensors are named and shaped. Default: for reading found from the names in the
+  /// file, for `save` native.
   TORCH_ARG(std::optional<Layout>, layout);
   /// For reading: let a file of another floating dtype than the module's be converted, each
   /// number rounded to the nearest. Default: it is refused.
@@ -70,9 +43,9 @@ struct WeightFileOptions {
 /// prefix are ignored, and so is what other models keep beside their attention: in the bert
 /// layout `output.LayerNorm`, in gpt2 `bias` and `masked_bias` (its causal mask), in llama
 /// `rotary_emb.inv_freq`. No other writer's file says how heads are rotated: set
-/// `MultiHeadAttentionOptions::rotary` from the model's configuration. Gains are multiplied as
-/// they stand; where a model multiplies by 1 + gain (Gemma), add 1. The dtype of
-/// the file must be that of the module, unless `convert_dtype` is set; the device may differ.
+/// `MultiHeadAttentionOptions::rotary` from the model's configuration, or let `load_layer`
+/// (`model_config.h`) do so. Gains are multiplied as they stand; where a model multiplies by
+/// 1 + gain (Gemma 3), name the layout that adds it. The dtype of the file must be that of the module, unless `convert_dtype` is set; the device may differ.
 /// Numbers of heads that `save` left in the file must be the module's, and so must the pairs
 /// that it says are rotated (`pairing`, `rotary_dim`); base and scaling may be others. Which
 /// parameters require gradients does not change.

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "files/excerpt.h"
 
@@ -21,6 +22,22 @@ void check_json_text(const std::string& where, std::string_view text) {
                 ": expected a quotation mark at least every ", max_token_size,
                 " bytes, found none after byte ", quote);
   }
+}
+
+nlohmann::json parse_json(const std::string& where, std::string_view text) {
+  constexpr int max_depth = 32;
+  check_json_text(where, text);
+  bool is_too_deep = false;
+  const auto keep = [&](int depth, nlohmann::json::parse_event_t /*event*/,
+                        nlohmann::json& /*parsed*/) {
+    is_too_deep |= depth > max_depth;
+    return !is_too_deep;
+  };
+  nlohmann::json parsed = nlohmann::json::parse(text, keep, /*allow_exceptions=*/false);
+  TORCH_CHECK(!is_too_deep, where, ": expected JSON of at most ", max_depth,
+              " levels, found more");
+  TORCH_CHECK(parsed.is_object(), where, ": expected valid JSON, found none");
+  return parsed;
 }
 
 }  // namespace mha::detail

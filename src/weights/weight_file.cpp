@@ -4,9 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <locale>
-#include <sstream>
+#include <array>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,15 +12,19 @@
 #include "files/excerpt.h"
 #include "files/safetensors.h"
 #include "module/module_checks.h"
-#include "runtime/message.h"
-#include "weights/layout.h"
+#include "weights/file_layer.h"
+#include "weights/layer_check.h"
+#include "weights/load_as.h"
 #include "weights/options_metadata.h"
 
 namespace mha {
 namespace {
 
+using detail::check_layer;
+using detail::dtype_of_projections;
 using detail::excerpt;
-using detail::LayoutTensor;
+using detail::FileTensor;
+using detail::is_floating;
 
 using Parameters = torch::OrderedDict<std::string, at::Tensor>;
 
@@ -43,94 +45,6 @@ detail::ParameterShapes shapes_of(const Parameters& parameters) {
   return shapes;
 }
 
-bool is_floating(const detail::DtypeInfo& dtype) {
-  return dtype.type && c10::isFloatingType(*dtype.type);
-}
-
-// Numbers of heads, which the metadata may be silent about.
-struct HeadNumbers {
-  std::optional<int64_t> num_heads, num_kv_heads;
-};
-
-// How the rotary positions that the file tells of, if any, differ from the module's in what the
-// weights are made for: the pairs. Base and scaling may change, for longer contexts.
-std::string rotary_problem(const detail::TensorSource& file,
-                           const MultiHeadAttentionImpl& module) {
-  const auto saved = detail::rotary_in(file.path(), file.metadata());
-  const auto& rotary = module.options.rotary();
-  if (!saved) return {};
-  if (!rotary) {
-    return detail::message("\n  rotary: expected none, found ", *saved, " in the metadata");
-  }
-  const auto dim = [&](const RotaryOptions& options) {
-    return options.rotary_dim().value_or(module.head_dim());
-  };
-  if (saved->pairing() == rotary->pairing() && dim(*saved) == dim(*rotary)) return {};
-  return detail::message("\n  rotary: expected pairs ", rotary->pairing(), " in ", dim(*rotary),
-                         " elements, found ", saved->pairing(), " in ", dim(*saved),
-                         " in the metadata");
-}
-
-// Throws one error with all the ways in which the layer at `options.prefix()` differs from what
-// is expected.
-void check_layer(const detail::TensorSource& file, Layout layout,
-                 const WeightFileOptions& options, const std::vector<LayoutTensor>& expected,
-                 std::string_view dtype, const HeadNumbers& heads,
-                 const MultiHeadAttentionImpl* module = nullptr) {
-  constexpr size_t max_unexpected = 20;  // of a whole model that has no such prefix
-  const std::string& prefix = options.prefix();
-  std::ostringstream problems;
-  problems.imbue(std::locale::classic());
-  size_t unexpected = 0;
-  for (const LayoutTensor& tensor : expected) {
-    const std::string name = detail::join(prefix, tensor.row.name);
-    const auto found = file.entries().find(name);
-    if (found == file.entries().end()) {
-      problems << "\n  missing: " << excerpt(name) << ", " << dtype << " "
-               << at::IntArrayRef(tensor.shape);
-      continue;
-    }
-    const detail::TensorEntry& entry = found->second;
-    if (entry.shape != tensor.shape) {
-      problems << "\n  shape of " << excerpt(name) << ": expected "
-               << at::IntArrayRef(tensor.shape) << ", found " << at::IntArrayRef(entry.shape);
-    }
-    const bool floating = is_floating(*entry.dtype);
-    if (entry.dtype->name != dtype && !(floating && options.convert_dtype())) {
-      problems << "\n  dtype of " << excerpt(name) << ": expected " << dtype << ", found "
-               << entry.dtype->name
-               << (floating ? ", which convert_dtype(true) would convert" : "");
-    }
-  }
-  for (const std::string& name : detail::names_at(file, prefix)) {
-    const bool known =
-        detail::is_ignored(layout, name) ||
-        std::any_of(expected.begin(), expected.end(),
-                    [&](const LayoutTensor& tensor) { return tensor.row.name == name; });
-    if (known) continue;
-    if (++unexpected <= max_unexpected) {
-      problems << "\n  unexpected: " << excerpt(detail::join(prefix, name));
-    }
-  }
-  if (unexpected > max_unexpected) {
-    problems << "\n  unexpected: " << unexpected - max_unexpected << " more";
-  }
-  const auto compare = [&](const char* name, std::optional<int64_t> number,
-                           std::optional<int64_t> saved) {
-    if (number && saved && *number != *saved) {
-      problems << "\n  " << name << ": expected " << *number << ", found " << *saved
-               << " in the metadata";
-    }
-  };
-  compare("num_heads", heads.num_heads, detail::num_heads_in(file.path(), file.metadata()));
-  compare("num_kv_heads", heads.num_kv_heads,
-          detail::num_kv_heads_in(file.path(), file.metadata()));
-  if (module != nullptr) problems << rotary_problem(file, *module);
-  const std::string text = problems.str();
-  TORCH_CHECK(text.empty(), file.path(), ": the ", layout, " layer at prefix ", excerpt(prefix),
-              " does not fit:", text);
-}
-
 // The one dtype of all parameters, as files spell it.
 std::string_view dtype_of(const Parameters& parameters, const std::string& path) {
   const at::ScalarType dtype = parameters.front()->scalar_type();
@@ -145,27 +59,20 @@ std::string_view dtype_of(const Parameters& parameters, const std::string& path)
   return info->name;
 }
 
-// The dtype that holds the numbers of all projections, or the first that is not floating; null:
-// the file has none.
-const detail::DtypeInfo* dtype_of_projections(const detail::TensorSource& file,
-                                              const WeightFileOptions& options,
-                                              const std::vector<LayoutTensor>& tensors) {
-  const detail::DtypeInfo* held = nullptr;
-  for (const LayoutTensor& tensor : tensors) {
-    const auto& name = tensor.row.parameters.front();
-    const bool is_projection =
-        name[0] == 'W' && name.compare(4, std::string::npos, "weight") == 0;
-    const auto found = file.entries().find(detail::join(options.prefix(), tensor.row.name));
-    if (found == file.entries().end()) continue;
-    const detail::DtypeInfo* dtype = found->second.dtype;
-    if (!is_floating(*dtype)) return dtype;
-    if (!is_projection) continue;
-    held = held == nullptr ? dtype
-                           : detail::find_dtype(c10::promoteTypes(*held->type, *dtype->type));
-    if (held == nullptr) return dtype;
+// How many blocks of rows, one of each parameter's, lie one below the other in a tensor.
+int64_t blocks_of(const LayoutTensor& held, const MultiHeadAttentionImpl& module) {
+  switch (held.packing) {
+    case Packing::groups:
+      return module.num_kv_heads();
+    case Packing::heads:
+      return module.options.num_heads();
+    case Packing::rows:
+      break;
   }
-  return held;
+  return held.repeats;
 }
+
+constexpr std::array<const char*, 4> kBiases = {"W_q.bias", "W_k.bias", "W_v.bias", "W_g.bias"};
 
 }  // namespace
 
@@ -175,25 +82,36 @@ void load(MultiHeadAttention& module, const std::string& path,
   const auto source = detail::open_tensors(path);
   detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
-  const auto tensors = detail::layout_tensors(path, layout, shapes_of(parameters));
+  const auto shapes = shapes_of(parameters);
+  const auto tensors = detail::layout_tensors(path, layout, shapes);
   check_layer(file, layout, options, tensors, dtype_of(parameters, path),
               {module->options.num_heads(), module->num_kv_heads()}, module.get());
 
   // Everything is read, and on its device, before the first parameter changes.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  for (const LayoutTensor& tensor : tensors) {
-    const at::Tensor read = file.read(detail::join(options.prefix(), tensor.row.name));
-    const at::Tensor stacked = tensor.row.transposed ? read.t() : read;
+  for (const FileTensor& tensor : tensors) {
+    at::Tensor stacked = file.read(detail::join(options.prefix(), tensor.held.name));
+    if (tensor.held.transposed) stacked = stacked.t();
+    const int64_t blocks = blocks_of(tensor.held, *module);
+    if (blocks != 1) stacked = stacked.unflatten(0, {blocks, stacked.size(0) / blocks});
     int64_t row = 0;
-    for (const std::string& name : tensor.row.parameters) {
+    for (const std::string& name : tensor.held.parameters) {
       const at::Tensor& parameter = parameters[name];
-      const at::Tensor rows = stacked.narrow(0, row, parameter.size(0));
-      copies.emplace_back(parameter, rows.to(parameter.device()));
-      row += parameter.size(0);
+      const int64_t rows = parameter.size(0) / blocks;
+      at::Tensor part = stacked.narrow(blocks == 1 ? 0 : 1, row, rows);
+      if (blocks != 1) part = part.flatten(0, 1);
+      if (tensor.held.plus != 0) {
+        part = part.to(c10::promoteTypes(part.scalar_type(), at::kFloat)) + tensor.held.plus;
+      }
+      copies.emplace_back(parameter, part.to(parameter.device()));
+      row += rows;
     }
   }
   const c10::NoGradGuard no_grad;
   for (auto& [parameter, value] : copies) parameter.copy_(value);
+  for (const char* bias : kBiases) {
+    if (detail::has_unnamed_bias(layout, shapes, bias)) parameters[bias].zero_();
+  }
 }
 
 MultiHeadAttention load(const std::string& path, std::optional<int64_t> num_heads,
@@ -203,22 +121,59 @@ MultiHeadAttention load(const std::string& path, std::optional<int64_t> num_head
   return module;
 }
 
+MultiHeadAttention detail::load_as(const std::string& path, MultiHeadAttentionOptions options,
+                                   const WeightFileOptions& where) {
+  {
+    const MultiHeadAttention sizes(MultiHeadAttentionOptions(options).device(at::kMeta),
+                                   detail::Undrawn{});
+    detail::ParameterShapes shapes;
+    for (const auto& parameter : sizes->named_parameters()) {
+      shapes[parameter.key()] = parameter->sizes().vec();
+    }
+    const auto file = detail::open_tensors(path);
+    const Layout layout = detail::find_layout(*file, where);
+    const auto tensors = detail::layout_tensors(path, layout, shapes);
+    const detail::DtypeInfo* dtype = options.dtype()
+                                         ? detail::find_dtype(*options.dtype())
+                                         : dtype_of_projections(*file, where, tensors);
+    TORCH_CHECK(dtype != nullptr && is_floating(*dtype), path, ": the ", layout,
+                " layer at prefix ", excerpt(where.prefix()),
+                ": expected a floating dtype, found ", dtype == nullptr ? "none" : dtype->name);
+    check_layer(*file, layout, where, tensors, dtype->name,
+                {sizes->options.num_heads(), sizes->num_kv_heads()}, sizes.get());
+    options.dtype(*dtype->type);
+  }
+  MultiHeadAttention module(std::move(options), detail::Undrawn{});
+  load(module, path, where);
+  return module;
+}
+
 void save(const MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options) {
   const Parameters parameters = parameters_of(module, path);
   dtype_of(parameters, path);     // a file of mixed dtypes could not be loaded
   detail::check_module(*module);  // nor this one
   const Layout layout = options.layout().value_or(Layout::native);
+  const auto shapes = shapes_of(parameters);
   detail::TensorFile file;
-  for (const LayoutTensor& tensor :
-       detail::layout_tensors(path, layout, shapes_of(parameters))) {
+  for (const FileTensor& tensor : detail::layout_tensors(path, layout, shapes)) {
+    const int64_t blocks = blocks_of(tensor.held, *module);
     std::vector<at::Tensor> parts;
-    for (const std::string& name : tensor.row.parameters) {
-      parts.push_back(parameters[name].detach());
+    for (const std::string& name : tensor.held.parameters) {
+      const at::Tensor part = parameters[name].detach();
+      parts.push_back(blocks == 1 ? part : part.unflatten(0, {blocks, part.size(0) / blocks}));
     }
-    const at::Tensor stacked = parts.size() == 1 ? parts[0] : at::cat(parts);
-    file.tensors[detail::join(options.prefix(), tensor.row.name)] =
-        tensor.row.transposed ? stacked.t() : stacked;
+    at::Tensor stacked = parts.size() == 1 ? parts[0] : at::cat(parts, blocks == 1 ? 0 : 1);
+    if (blocks != 1) stacked = stacked.flatten(0, 1);
+    if (tensor.held.plus != 0) stacked = stacked - tensor.held.plus;
+    file.tensors[detail::join(options.prefix(), tensor.held.name)] =
+        tensor.held.transposed ? stacked.t() : stacked;
+  }
+  for (const char* bias : kBiases) {
+    TORCH_CHECK(!detail::has_unnamed_bias(layout, shapes, bias) ||
+                    !parameters[bias].detach().to(at::kCPU).any().item<bool>(),
+                path, ": the ", layout, " layout has no place for ", bias,
+                ", found one that is not zero");
   }
   file.metadata = detail::metadata_of(module->options);
   detail::write_safetensors(path, file);
@@ -269,6 +224,9 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   found.sinks(shapes.count("sinks") != 0);
   found.dtype(*dtype->type);
   if (const auto gain = shapes.find("q_norm"); gain != shapes.end()) {
+    TORCH_CHECK(gain->second[0] == head_dim || gain->second[0] != width, path, ": q_norm of ",
+                width, " elements normalises all heads together, which this module does not ",
+                "compute: expected one of ", head_dim);
     TORCH_CHECK(gain->second[0] == head_dim, path,
                 ": num_heads: expected one that makes heads of ", gain->second[0],
                 " elements, the size of q_norm, found ", *num_heads, " of ", head_dim);

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <mha/weight_file.h>
 
+#include <algorithm>
+#include <set>
 #include <sstream>
 
 #include "files/safetensors.h"
@@ -176,28 +178,28 @@ TEST(LayoutTest, ALayoutRefusesAModuleThatItCannotExpress) {
   };
   const MultiHeadAttentionOptions plain(12, 6);
   const auto grouped = MultiHeadAttentionOptions(plain).num_kv_heads(2);
-  for (const Layout layout : {Layout::torch, Layout::bert, Layout::gpt2, Layout::vit}) {
+  for (const Layout& layout : {Layout::torch, Layout::bert, Layout::gpt2, Layout::vit}) {
     EXPECT_EQ(error(grouped, layout),
               (std::ostringstream()
                << "the " << layout
                << " layout needs num_kv_heads = num_heads, found projections of width 12 and 4")
                   .str());
   }
-  for (const Layout layout : {Layout::gpt2, Layout::vit}) {
+  for (const Layout& layout : {Layout::gpt2, Layout::vit}) {
     const std::string start = (std::ostringstream() << "the " << layout << " layout ").str();
     EXPECT_EQ(error(MultiHeadAttentionOptions(plain).kdim(7), layout),
               start + "needs kdim = vdim = d_model, found 7, 12 and 12");
     EXPECT_EQ(error(MultiHeadAttentionOptions(plain).head_dim(5), layout),
               start + "needs num_heads * head_dim = d_model, found 30 and 12");
   }
-  for (const Layout layout : {Layout::gpt2, Layout::vit, Layout::llama}) {
+  for (const Layout& layout : {Layout::gpt2, Layout::vit, Layout::llama}) {
     EXPECT_EQ(error(MultiHeadAttentionOptions(plain).add_bias_kv(true), layout),
               (std::ostringstream() << "the " << layout
                                     << " layout has no place for bias_k and bias_v, found a "
                                        "module with add_bias_kv")
                   .str());
   }
-  for (const Layout layout : {Layout::torch, Layout::bert, Layout::gpt2}) {
+  for (const Layout& layout : {Layout::torch, Layout::bert, Layout::gpt2}) {
     const std::string start =
         (std::ostringstream() << "the " << layout
                               << " layout needs biases of all projections or of none, found a "
@@ -212,17 +214,168 @@ TEST(LayoutTest, ALayoutRefusesAModuleThatItCannotExpress) {
 }
 
 TEST(LayoutTest, ALayoutIsOneOfThoseThatThereAre) {
+  EXPECT_EQ(Layout::named("phi3").name(), "phi3");
+  const std::string error = error_of([] { Layout::named("phi33"); });
+  EXPECT_EQ(error.substr(0, 50), "layout: expected one of native, torch, bert, gpt2,");
+  EXPECT_NE(error.find(", found 'phi33'"), std::string::npos);
+}
+
+// A layer of every kind that a layout may have a place for.
+MultiHeadAttentionOptions options_for(const Layout& layout) {
+  const LayoutDescription& description = layout.description();
+  const auto holds = [&](const std::string& parameter) {
+    return std::any_of(description.tensors.begin(), description.tensors.end(),
+                       [&](const LayoutTensor& tensor) {
+                         const auto& held = tensor.parameters;
+                         return std::find(held.begin(), held.end(), parameter) != held.end();
+                       });
+  };
+  MultiHeadAttentionOptions options(16, 4);
+  if (description.grouped_heads) options.num_kv_heads(2);
+  if (description.free_head_dim) options.head_dim(6);
+  if (holds("q_norm")) {
+    options.qk_norm(holds("q_norm_bias") ? QKNorm::layer : QKNorm::rms)
+        .qk_norm_bias(holds("q_norm_bias"));
+  }
+  if (holds("W_g.weight")) options.output_gate(OutputGate::elementwise);
+  return options.sinks(holds("sinks"));
+}
+
+// What a layout makes of a layer, by a loop over rows that shares nothing with `save`.
+at::Tensor stacked_by_rows(const LayoutTensor& tensor, const Tensors& parameters) {
+  const int64_t blocks = tensor.packing == Packing::groups  ? 2
+                         : tensor.packing == Packing::heads ? 4
+                                                            : tensor.repeats;
+  std::vector<at::Tensor> rows;
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (const std::string& name : tensor.parameters) {
+      const at::Tensor& parameter = parameters.at(name);
+      const int64_t share = parameter.size(0) / blocks;
+      for (int64_t row = 0; row < share; ++row) rows.push_back(parameter[block * share + row]);
+    }
+  }
+  const at::Tensor stacked = torch::stack(rows) - tensor.plus;
+  return tensor.transposed ? stacked.t() : stacked;
+}
+
+TEST(LayoutTest, EveryLayoutIsWrittenAsItsDescriptionSaysAndReadBack) {
+  for (const Layout& layout : Layout::built_in()) {
+    SCOPED_TRACE(layout.name());
+    torch::manual_seed(3);
+    MultiHeadAttention module(options_for(layout));
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : module->named_parameters()) parameter->uniform_(0.5, 1.5);
+      const std::set<std::string> without_key_bias = {"whisper", "beit", "videomae"};
+      if (without_key_bias.count(layout.name()) != 0) module->W_k->bias.zero_();
+    }
+    const Tensors parameters = parameters_of(*module);
+    Tensors expected;
+    for (const LayoutTensor& tensor : layout.description().tensors) {
+      if (parameters.count(tensor.parameters[0]) != 0) {
+        expected[tensor.name] = stacked_by_rows(tensor, parameters);
+      }
+    }
+    EXPECT_TRUE(are_bit_equal(saved_as(module, layout), expected));
+
+    const TemporaryDirectory directory;
+    const std::string path = directory.file("x");
+    auto where = WeightFileOptions().prefix("model.layers.3.attention");
+    save(module, path, WeightFileOptions(where).layout(layout));
+    // Its names tell it, unless they are another's.
+    if (!layout.description().told_by_names) where.layout(layout);
+    auto read = load(path, std::nullopt, where);
+    for (const auto& [name, parameter] : parameters_of(*read)) {
+      EXPECT_TRUE(torch::allclose(parameter, parameters.at(name), 0, 2e-7)) << name;
+    }
+    EXPECT_EQ(read->named_parameters().size(), module->named_parameters().size());
+  }
+}
+
+TEST(LayoutTest, ABiasThatALayoutHasNoPlaceForMustBeZero) {
+  const MultiHeadAttention module(12, 3);
+  EXPECT_NE(error_of([&] {
+              saved_as(module, Layout::named("whisper"));
+            }).find("the whisper layout has no place for W_k.bias, found one that is not zero"),
+            std::string::npos);
+}
+
+TEST(LayoutTest, ALayoutOfOnesOwnIsReadFromAFileOrMadeInCode) {
   const TemporaryDirectory directory;
-  const std::string path = directory.file("x");
-  MultiHeadAttention module(4, 2);
-  const auto ninth = WeightFileOptions().layout(static_cast<Layout>(9));
-  const std::string expected =
-      "WeightFileOptions: layout: expected native, torch, bert, gpt2, vit or llama, found 9";
-  EXPECT_EQ(error_of([&] { save(module, path, ninth); }), expected);
-  EXPECT_EQ(directory.count(), 0);
-  save(module, path);
-  EXPECT_EQ(error_of([&] { load(module, path, ninth); }), expected);
-  EXPECT_EQ(error_of([&] { load(path, 2, ninth); }), expected);
+  const std::string path = directory.file("mine.json");
+  write_bytes(path, R"({"name": "mine", "ignored": ["rotary.*"],
+    "tensors": [{"name": "qkv", "holds": ["W_q", "W_k", "W_v"], "packing": "groups"},
+                {"name": "out", "holds": "W_o", "transposed": true},
+                {"name": "q_gain", "holds": "q_norm", "plus": 1},
+                {"name": "k_gain", "holds": "k_norm", "plus": 1}]})");
+  const Layout from_file = Layout::from_file(path);
+  LayoutDescription description;
+  description.name = "mine";
+  description.ignored = {"rotary.*"};
+  const std::vector<std::string> weights = {"W_q.weight", "W_k.weight", "W_v.weight"},
+                                 biases = {"W_q.bias", "W_k.bias", "W_v.bias"};
+  description.tensors = {{"qkv.weight", weights, false, Packing::groups},
+                         {"qkv.bias", biases, false, Packing::groups},
+                         {"out.weight", {"W_o.weight"}, true},
+                         {"out.bias", {"W_o.bias"}},
+                         {"q_gain", {"q_norm"}, false, Packing::rows, 1, 1.0},
+                         {"k_gain", {"k_norm"}, false, Packing::rows, 1, 1.0}};
+  const Layout in_code(description);
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(12, 6).num_kv_heads(2).qk_norm(QKNorm::rms));
+  const Tensors saved = saved_as(module, from_file);
+  EXPECT_TRUE(are_bit_equal(saved, saved_as(module, in_code)));
+  EXPECT_EQ(saved.at("qkv.weight").sizes(), (std::vector<int64_t>{20, 12}));
+  EXPECT_TRUE(torch::equal(saved.at("q_gain"), torch::zeros({2})));
+  save(module, directory.file("x"), WeightFileOptions().layout(in_code));
+  auto read = load(directory.file("x"), std::nullopt, WeightFileOptions().layout(from_file));
+  EXPECT_TRUE(are_bit_equal(parameters_of(*read), parameters_of(*module)));
+}
+
+TEST(LayoutTest, ALayoutThatMakesNoSenseIsRefusedByName) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("mine.json");
+  const auto error = [&](const std::string& text) {
+    write_bytes(path, text);
+    const std::string found = error_of([&] { Layout::from_file(path); });
+    return found.substr(std::min(found.size(), path.size()));
+  };
+  const std::string rest =
+      R"({"name": "k", "holds": "W_k"}, {"name": "v", "holds": "W_v"}, {"name": "o", "holds": "W_o"}])";
+  const auto with = [&](const std::string& tensor) {
+    return error(R"({"name": "mine", "tensors": [)" + tensor + ", " + rest + "}");
+  };
+  with(R"({"name": "q", "holds": "W_q"})");
+  EXPECT_EQ(Layout::from_file(path).name(), "mine");
+  EXPECT_EQ(with(R"({"name": "q", "holds": "q_norm"})"),
+            ": layout 'mine': expected a tensor that holds W_q.weight, found none");
+  EXPECT_EQ(with(R"({"name": "q", "holds": ["W_q", "W_k"]})"),
+            ": layout 'mine': tensor 'k.weight': expected one place for W_k.weight, found two");
+  EXPECT_EQ(with(R"({"name": "k", "holds": "W_q"})"),
+            ": layout 'mine': tensor 'k.weight': expected one of that name, found two");
+  EXPECT_EQ(with(R"({"name": "q", "holds": "W_x"})"),
+            ": layout 'mine': tensor 'q.weight': expected parameters of the module, found "
+            "'W_x.weight'");
+  EXPECT_EQ(with(R"({"name": "q", "holds": "W_q", "plus": 1})"),
+            ": layout 'mine': tensor 'q.weight': plus: expected a finite number, of what is no "
+            "projection, found 1");
+  EXPECT_EQ(with(R"({"name": "q", "holds": "W_q", "packing": "columns"})"),
+            ": tensors[0].packing: expected \"rows\", \"groups\" or \"heads\", found "
+            "'\"columns\"'");
+  EXPECT_EQ(with(R"({"name": "q", "holds": 3})"),
+            ": tensors[0].holds: expected a string or an array of strings, found '3'");
+  EXPECT_EQ(with(R"({"name": "q", "holds": "W_q", "repeats": 0})"),
+            ": tensors[0].repeats: expected a whole number from 1 to 1024, found '0'");
+  EXPECT_EQ(with(R"({"names": "q"})"),
+            ": tensors[0]: expected name, holds, transposed, packing, repeats, plus or bias, "
+            "found 'names'");
+  EXPECT_EQ(
+      error(R"({"name": "bert", "tensors": [{"name": "q", "holds": "W_q"}, )" + rest + "}"),
+      ": layout: expected a name that no built-in one has, found 'bert'");
+  EXPECT_EQ(error("{"), ": expected valid JSON, found none");
+  EXPECT_EQ(error("[]"), ": expected it to begin with '{', found '['");
+  EXPECT_EQ(error(R"({"tensors": {}})"),
+            ": tensors: expected an array of objects, found object");
 }
 
 TEST(LayoutTest, NumbersOfHeadsThatDoNotFitTheShapesAreRefused) {

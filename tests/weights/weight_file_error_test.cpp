@@ -70,7 +70,7 @@ TEST(WeightFileErrorTest, AllProblemsAreInOneErrorAndTheModuleIsUntouched) {
 TEST(WeightFileErrorTest, AFileOfAnotherOptionIsRefusedInEveryLayout) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("weights");
-  for (const Layout layout : {Layout::native, Layout::torch, Layout::bert}) {
+  for (const Layout& layout : {Layout::native, Layout::torch, Layout::bert}) {
     SCOPED_TRACE((std::ostringstream() << layout).str());
     const auto error = [&](const MultiHeadAttentionOptions& saved,
                            const MultiHeadAttentionOptions& loaded) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "files/tensor_source.h"
-#include "weights/layout_spec.h"
 
 namespace mha::detail {
 
@@ -16,15 +15,19 @@ namespace mha::detail {
 using ParameterShapes = std::map<std::string, std::vector<int64_t>>;
 
 /// One tensor of a layout as it has to be in a file.
-struct LayoutTensor {
-  LayoutRow row;
+struct FileTensor {
+  LayoutTensor held;
   std::vector<int64_t> shape;
 };
 
 /// The tensors that hold a module with these parameters. Throws `c10::Error` that starts with
 /// `path` if the layout cannot express them.
-std::vector<LayoutTensor> layout_tensors(const std::string& path, Layout layout,
-                                         const ParameterShapes& parameters);
+std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& layout,
+                                       const ParameterShapes& parameters);
+
+/// Whether a module with these parameters has a bias of zeros that the layout has no place for.
+bool has_unnamed_bias(const Layout& layout, const ParameterShapes& parameters,
+                      const std::string& bias);
 
 /// The layout of the layer at the prefix: the one named in `options`, or the one whose names
 /// are there. Throws `c10::Error` that lists what lies there, and the prefixes at which the
@@ -35,7 +38,7 @@ Layout find_layout(const TensorSource& file, const WeightFileOptions& options);
 /// is taken to be there in the usual shape, so that a comparison with the file finds it.
 /// `num_heads`: if known, else that of the metadata. Throws `c10::Error` if the shapes tell no
 /// layer.
-ParameterShapes parameter_shapes_in(const TensorSource& file, Layout layout,
+ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layout,
                                     const std::string& prefix,
                                     std::optional<int64_t> num_heads = std::nullopt);
 
@@ -45,8 +48,13 @@ struct FoundLayer {
   Layout layout;
 };
 
-/// The layers of all layouts, or of one, in the order of their prefixes.
-std::vector<FoundLayer> find_layers(const TensorSource& file, std::optional<Layout> wanted);
+/// The layers of all layouts that names tell, or of one, in the order of their prefixes. Where
+/// several have the same names, the one that knows most of what lies there and misses least.
+std::vector<FoundLayer> find_layers(const TensorSource& file,
+                                    const std::optional<Layout>& wanted);
+
+/// Whether the layout has a place for `name` outside of attention, which readers pass over.
+bool is_ignored(const Layout& layout, const std::string& name);
 
 /// `prefix` and `name` joined by a dot; `name` alone if the prefix is empty.
 std::string join(const std::string& prefix, const std::string& name);

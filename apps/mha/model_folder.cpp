@@ -1,0 +1,95 @@
+#include "model_folder.h"
+
+#include <c10/util/Exception.h>
+#include <files/tensor_source.h>
+#include <fmt/format.h>
+#include <mha/model_config.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "text.h"
+
+namespace mha::cli {
+namespace {
+
+std::string config_of(const std::string& folder) {
+  return (std::filesystem::path(folder) / "config.json").string();
+}
+
+std::string without(const std::string& start, const std::string& text) {
+  return text.compare(0, start.size(), start) == 0 ? text.substr(start.size()) : text;
+}
+
+nlohmann::ordered_json layer_of(const std::string& folder, int64_t layer,
+                                const std::string& part, int64_t& num_layers) {
+  nlohmann::ordered_json json = {{"layer", layer}, {"part", part}};
+  try {
+    const auto options = options_from_config(config_of(folder), layer, part);
+    num_layers = options.num_layers;
+    json["model_type"] = options.model_type;
+    json["kind"] = options.kind;
+    json["layout"] = options.layout.name();
+    json["mask"] = stream_text(options.mask);
+    json["position_bias"] = options.position_bias.has_value();
+    // On no device: what it would be, without its weights.
+    const MultiHeadAttention module(
+        MultiHeadAttentionOptions(options.attention).device(at::kMeta), detail::Undrawn{});
+    const std::string text = stream_text(module);
+    json["attention"] = text.substr(0, text.find(", dtype=")) + ")";
+  } catch (const c10::Error& error) {
+    json["problem"] = without(config_of(folder) + ": ", error.what_without_backtrace());
+  }
+  return json;
+}
+
+}  // namespace
+
+bool is_model_folder(const std::string& path) {
+  std::error_code ignored;
+  return !path.empty() && std::filesystem::is_directory(path, ignored);
+}
+
+std::vector<std::string> files_of_model(const std::string& folder) {
+  auto files = detail::open_tensors(weights_of_model(folder))->files();
+  files.push_back(config_of(folder));
+  return files;
+}
+
+nlohmann::ordered_json folder_information(const std::string& folder) {
+  nlohmann::ordered_json information = {{"folder", folder},
+                                        {"layers", nlohmann::ordered_json::array()}};
+  auto parts = parts_from_config(config_of(folder));
+  if (parts.empty()) parts.push_back("");
+  for (const std::string& part : parts) {
+    int64_t num_layers = 1;
+    for (int64_t layer = 0; layer < num_layers; ++layer) {
+      information["layers"].push_back(layer_of(folder, layer, part, num_layers));
+    }
+  }
+  return information;
+}
+
+std::string folder_text(const nlohmann::ordered_json& information) {
+  std::string lines = information["folder"].get<std::string>() + "\n";
+  const auto text = [](const nlohmann::ordered_json& json) { return json.get<std::string>(); };
+  std::string last;
+  for (const auto& layer : information["layers"]) {
+    const std::string part = text(layer["part"]);
+    const std::string number = fmt::format("  layer {}{}{}: ", layer["layer"].get<int64_t>(),
+                                           part.empty() ? "" : " ", part);
+    if (layer.contains("problem")) {
+      lines += number + text(layer["problem"]) + "\n";
+      continue;
+    }
+    const std::string what = fmt::format(
+        "{}, {} layout, mask {}{}\n    {}", text(layer["kind"]), text(layer["layout"]),
+        text(layer["mask"]), layer["position_bias"].get<bool>() ? " & a learned bias" : "",
+        text(layer["attention"]));
+    lines += number + (what == last ? "the same" : what) + "\n";
+    last = what;
+  }
+  return lines;
+}
+
+}  // namespace mha::cli

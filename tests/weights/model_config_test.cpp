@@ -1,0 +1,248 @@
+// Guards what config.json is read as, where no Python is: both forms that transformers has
+// written, layers of two kinds, and files that are wrong or hostile, each refused by the member
+// that is. The numbers of whole models are tests/numerics/model_layers_test.cpp's.
+#include <gtest/gtest.h>
+#include <mha/model_config.h>
+
+#include <filesystem>
+#include <random>
+#include <sstream>
+
+#include "files/safetensors.h"
+#include "support/file_support.h"
+#include "support/support.h"
+#include "support/torch_headers.h"
+#include "support/weight_file_support.h"
+
+namespace mha {
+namespace {
+
+using test::are_bit_equal;
+using test::error_of;
+using test::parameters_of;
+using test::TemporaryDirectory;
+using test::write_bytes;
+
+// The configuration of a model as a hub has it, and its options.
+ModelLayerOptions options_of(const std::string& text, int64_t layer = 0,
+                             const std::string& part = {}) {
+  const TemporaryDirectory directory;
+  write_bytes(directory.file("config.json"), text);
+  return options_from_config(directory.file("config.json"), layer, part);
+}
+
+std::string error_in(const std::string& text, int64_t layer = 0, const std::string& part = {}) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("config.json");
+  write_bytes(path, text);
+  const std::string error = error_of([&] { options_from_config(path, layer, part); });
+  return error.compare(0, path.size() + 2, path + ": ") == 0 ? error.substr(path.size() + 2)
+                                                             : error;
+}
+
+std::string shown(const Mask& mask) {
+  return (std::ostringstream() << mask).str();
+}
+
+std::string shown(const std::optional<RotaryOptions>& rotary) {
+  return rotary ? (std::ostringstream() << *rotary).str() : "none";
+}
+
+const std::string kSizes =
+    R"("hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4)";
+
+TEST(ModelConfigTest, BothFormsOfRotaryPositionsAreRead) {
+  const std::string older = R"({"model_type": "llama", )" + kSizes +
+                            R"(, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3",
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}})";
+  const std::string newer =
+      R"({"model_type": "llama", )" + kSizes +
+      R"(, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3",
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}})";
+  const ModelLayerOptions options = options_of(older);
+  EXPECT_EQ(shown(options.attention.rotary()), shown(options_of(newer).attention.rotary()));
+  EXPECT_EQ(shown(options.attention.rotary()),
+            shown(RotaryOptions().base(5e5).scaling(
+                Llama3Scaling(8, 8192).low_freq_factor(1).high_freq_factor(4))));
+  EXPECT_EQ(options.attention.num_heads(), 8);
+  EXPECT_EQ(options.attention.num_kv_heads(), 2);
+  EXPECT_FALSE(options.attention.bias());
+  EXPECT_EQ(options.num_layers, 4);
+  EXPECT_EQ(shown(options.mask), shown(Mask::causal()));
+  EXPECT_EQ(options.layout, Layout::llama);
+  EXPECT_EQ(options.prefixes.front(), "model.layers.0.self_attn");
+}
+
+// Gemma 3's sliding layers have a base of their own, and no scaling; the published files have
+// no list of kinds.
+TEST(ModelConfigTest, SlidingAndFullLayersHaveTheirOwn) {
+  const std::string text = R"({"model_type": "gemma3_text", )" + kSizes +
+                           R"(, "head_dim": 16, "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 512, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16,
+    "rms_norm_eps": 1e-6})";
+  const ModelLayerOptions sliding = options_of(text, 1), full = options_of(text, 2);
+  EXPECT_EQ(sliding.kind, "sliding_attention");
+  EXPECT_EQ(full.kind, "full_attention");
+  EXPECT_EQ(shown(sliding.mask), shown(Mask::window(511, 0)));
+  EXPECT_EQ(shown(full.mask), shown(Mask::causal()));
+  EXPECT_EQ(shown(sliding.attention.rotary()), shown(RotaryOptions()));
+  EXPECT_EQ(shown(full.attention.rotary()),
+            shown(RotaryOptions().base(1e6).scaling(LinearScaling(8))));
+  EXPECT_EQ(sliding.attention.scale(), 0.25);
+  EXPECT_EQ(sliding.attention.qk_norm(), QKNorm::rms);
+}
+
+TEST(ModelConfigTest, AWrongConfigurationIsRefusedByTheMemberThatIs) {
+  const std::string start = R"({"model_type": "llama", )";
+  const std::string whole = "a whole number from 1 to 2^31, found ";
+  EXPECT_EQ(error_in("{}"), "model_type: expected the name of an architecture, found none");
+  EXPECT_EQ(error_in(R"({"model_type": 3})"),
+            "model_type: expected the name of an architecture, found number");
+  EXPECT_EQ(error_in(R"({"model_type": "llama9"})"),
+            "model_type: expected an architecture that is known, found 'llama9'");
+  EXPECT_EQ(error_in(R"({"model_type": "any"})"),
+            "model_type: expected an architecture that is known, found 'any'");
+  EXPECT_EQ(error_in("["), "expected it to begin with '{', found '['");
+  EXPECT_EQ(error_in(R"({"model_type": )"), "expected valid JSON, found none");
+  EXPECT_EQ(error_in(R"({"model_type": "llama"})"),
+            "num_hidden_layers: expected " + whole + "none");
+  EXPECT_EQ(error_in(start + R"("num_hidden_layers": 2, "hidden_size": "64"})"),
+            "hidden_size: expected " + whole + "'\"64\"'");
+  EXPECT_EQ(error_in(start + R"("num_hidden_layers": 2, "hidden_size": -64})"),
+            "hidden_size: expected " + whole + "'-64'");
+  EXPECT_EQ(error_in(start + R"("num_hidden_layers": 2, "hidden_size": 1e300})"),
+            "hidden_size: expected " + whole + "'1e+300'");
+  EXPECT_EQ(error_in(start + R"("num_hidden_layers": 2, "hidden_size": 9000000000})"),
+            "hidden_size: expected " + whole + "'9000000000'");
+  EXPECT_EQ(error_in(start + R"("num_hidden_layers": 2, "hidden_size": {"a": []}})"),
+            "hidden_size: expected " + whole + "object");
+  const std::string sizes = start + kSizes + ", ";
+  EXPECT_EQ(error_in(sizes + R"("attention_bias": 1})"),
+            "attention_bias: expected true or false, found '1'");
+  EXPECT_EQ(error_in(sizes + R"("num_key_value_heads": 3})"),
+            "number of key and value heads: expected a divisor of 8, found 3");
+  EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "spiral"}})"),
+            "rope_scaling.rope_type: expected default, linear, yarn or llama3, found 'spiral'");
+  EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "linear"}})"),
+            "rope_scaling.factor: expected a number, found none");
+  EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "linear", "factor": -2}})"),
+            "rope_scaling.factor: expected a number above 0, found '-2.0'");
+  EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "linear", "factor": 2, "twist": 1}})"),
+            "rope_scaling: expected numbers that are known, found 'twist'");
+  EXPECT_EQ(error_in(sizes + R"("rope_parameters": []})"),
+            "rope_parameters: expected an object, found array");
+  EXPECT_EQ(error_in(sizes + R"("layer_types": ["full_attention"]})", 1),
+            "layer_types: expected an entry for layer 1, found 1");
+  EXPECT_EQ(error_in(sizes + R"("layer_types": ["mamba"]})"),
+            "layer 0: expected full_attention or sliding_attention, found 'mamba'");
+  EXPECT_EQ(error_in(sizes + R"("layer_types": ["sliding_attention"]})"),
+            "layer 0: expected a sliding window's size, found none");
+  EXPECT_EQ(error_in(sizes + R"("x": 1})", 4), "layer: expected one from 0 to 3, found 4");
+  EXPECT_EQ(error_in(sizes + R"("x": 1})", -1), "layer: expected one from 0 to 3, found -1");
+  EXPECT_EQ(error_in(sizes + R"("x": 1})", 0, "decoder"),
+            "part: expected none, since llama has one attention in a layer, found 'decoder'");
+  EXPECT_EQ(error_in(R"({"model_type": "bart"})"),
+            "part: expected one of cross, decoder, encoder, found ''");
+  EXPECT_EQ(error_in(R"({"model_type": "deepseek_v3"})"),
+            "model_type: the attention of deepseek_v3 is latent attention (MLA), which this "
+            "module does not compute");
+  EXPECT_EQ(error_in(R"({"model_type": "gemma3"})"),
+            "text_config: expected an object, found none");
+  EXPECT_EQ(error_in(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3"}})"),
+            "model_type of a section: expected one without parts, found 'gemma3'");
+  EXPECT_EQ(error_in("{" + std::string(1 << 20, ' ') + "}"),
+            "expected a model's configuration of at most 1048576 bytes, found 1048578");
+}
+
+TEST(ModelConfigTest, DeepTextsAreRefusedAndDoNotExhaustTheStack) {
+  const auto nested = [](size_t levels) {
+    return R"({"model_type": "llama", "num_hidden_layers": )" + std::string(levels, '[') +
+           std::string(levels, ']') + "}";
+  };
+  EXPECT_EQ(error_in(nested(500000)), "expected JSON of at most 32 levels, found more");
+  EXPECT_EQ(error_in(nested(20)),
+            "num_hidden_layers: expected a whole number from 1 to 2^31, found array");
+}
+
+// Whatever the bytes are, there are options or there is an error.
+TEST(ModelConfigTest, AChangedConfigurationIsReadOrRefused) {
+  const std::string good = R"({"model_type": "gemma3", "text_config": {"model_type":
+    "gemma3_text", "head_dim": 16, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+    "layer_types": ["sliding_attention", "full_attention"], "rope_scaling": {"rope_type":
+    "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32},
+    "sliding_window": 512, "query_pre_attn_scalar": 16, "rms_norm_eps": 1e-6, )" +
+                           kSizes + "}}";
+  ASSERT_EQ(error_in(good, 1), "no error");
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("config.json");
+  std::mt19937 random(4);
+  const auto below = [&](size_t n) { return random() % n; };
+  size_t refused = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::string text = good;
+    for (size_t change = 0; change <= below(3); ++change) {
+      const char byte = "0123456789-.e\"{}[]:,ntf\x80\xff"[below(26)];
+      text[below(text.size())] = byte;
+    }
+    if (below(4) == 0) text.erase(below(text.size()), below(40));
+    write_bytes(path, text);
+    refused += error_of([&] { options_from_config(path, 1); }) != "no error";
+  }
+  EXPECT_GT(refused, 500U);
+}
+
+// A model's folder with the weights of `module`.
+void write_model(const TemporaryDirectory& directory, const MultiHeadAttention& module,
+                 const std::string& config) {
+  save(module, directory.file("model.safetensors"),
+       WeightFileOptions().prefix("model.layers.1.self_attn").layout(Layout::llama));
+  // What another program leaves, which is no metadata of ours.
+  auto file = detail::read_safetensors(directory.file("model.safetensors"));
+  file.metadata.clear();
+  detail::write_safetensors(directory.file("model.safetensors"), file);
+  write_bytes(directory.file("config.json"), config);
+}
+
+TEST(ModelConfigTest, ALayerIsLoadedFromAModelsFolder) {
+  const TemporaryDirectory directory;
+  const MultiHeadAttention module(
+      MultiHeadAttentionOptions(64, 8).num_kv_heads(2).bias(false).rotary(RotaryOptions()));
+  write_model(directory, module,
+              R"({"model_type": "mistral", "sliding_window": 3, )" + kSizes + "}");
+  const std::string folder = std::filesystem::path(directory.file("x")).parent_path().string();
+  ModelLayer layer = load_layer(folder, 1);
+  EXPECT_TRUE(are_bit_equal(parameters_of(*layer.attention), parameters_of(*module)));
+  EXPECT_FALSE(layer.attention->is_training());
+  EXPECT_EQ(shown(layer.mask(5, 5)), shown(Mask::window(2, 0)));
+  EXPECT_EQ(layer.options.prefixes, (std::vector<std::string>{"model.layers.1.self_attn"}));
+  const ModelLayer half = load_layer(folder, 1, ModelLayerLoadOptions().dtype(at::kBFloat16));
+  EXPECT_EQ(half.attention->W_q->weight.scalar_type(), at::kBFloat16);
+
+  const std::string weights = directory.file("model.safetensors");
+  EXPECT_EQ(error_of([&] { load_layer(folder, 0); }),
+            weights +
+                ": expected the llama layer of a mistral at 'model.layers.0.self_attn' or "
+                "'layers.0.self_attn' or 'model.language_model.layers.0.self_attn' or "
+                "'language_model.model.layers.0.self_attn', found none");
+  // Weights that are not those that the configuration tells of: nothing as large is made.
+  write_bytes(directory.file("config.json"),
+              R"({"model_type": "mistral", "hidden_size": 1048576, "num_attention_heads": 8,
+                  "num_hidden_layers": 2, "sliding_window": null})");
+  const std::string error = error_of([&] { load_layer(folder, 1); });
+  EXPECT_NE(error.find("'model.layers.1.self_attn.q_proj.weight': expected [1048576, "
+                       "1048576], found [64, 64]"),
+            std::string::npos)
+      << error;
+  std::filesystem::remove(weights);
+  EXPECT_EQ(error_of([&] { load_layer(folder, 1); }),
+            folder +
+                ": expected a model's weights in one of model.safetensors, "
+                "model.safetensors.index.json, pytorch_model.bin, "
+                "pytorch_model.bin.index.json, found none");
+}
+
+}  // namespace
+}  // namespace mha
