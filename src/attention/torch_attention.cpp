@@ -21,6 +21,7 @@
 #include "attention/plain_blocks.h"
 #include "attention/plain_gradients.h"
 #include "attention/saved_call.h"
+#include "attention/unread_products.h"
 #include "mask/dense_mask.h"
 #include "runtime/finite.h"
 #include "runtime/torch_compat.h"
@@ -87,16 +88,19 @@ at::Tensor causal_pairs(const at::Tensor& query, const at::Tensor& key, const at
   return parts.size() == 1 ? parts[0] : at::cat(parts, 2);
 }
 
+// The queries that see no key.
+at::Tensor dead_rows(const at::Tensor& allowed) {
+  return allowed.any(-1, /*keepdim=*/true).logical_not();
+}
+
+// `allowed` as the mask says, undefined: all.
 at::Tensor masked_pairs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                        const ResolvedMask& mask, double scale) {
-  const auto allowed = allowed_pairs(mask, query.device());
+                        const ResolvedMask& mask, const at::Tensor& allowed, double scale) {
   auto terms = added_pairs(mask, query.scalar_type());
   if (terms.defined()) terms = terms.detach();
-  at::Tensor dead;
   if (allowed.defined()) {
     // A row without keys sees all, which gives it defined gradients of 0 in the end.
-    dead = allowed.any(-1, /*keepdim=*/true).logical_not();
-    const auto blocked = allowed.logical_or(dead).logical_not();
+    const auto blocked = allowed.logical_or(dead_rows(allowed)).logical_not();
     terms = terms.defined()
                 ? terms.masked_fill(blocked, -infinity)
                 : at::zeros(blocked.sizes(), query.options()).masked_fill_(blocked, -infinity);
@@ -104,7 +108,7 @@ at::Tensor masked_pairs(const at::Tensor& query, const at::Tensor& key, const at
   // In one piece, as the kernels want a row of it, and not a number for all keys.
   terms = terms.expand({-1, -1, -1, key.size(2)}).contiguous();
   const auto output = fused(query, key, value, terms, /*causal=*/false, scale);
-  return dead.defined() ? output.masked_fill(dead, 0) : output;
+  return allowed.defined() ? output.masked_fill(dead_rows(allowed), 0) : output;
 }
 
 // `numbers` (N, Hk, S, X) summed over the keys that each query sees, (N, H, L, X).
@@ -131,17 +135,19 @@ at::Tensor pairs_of(const at::Tensor& query, const at::Tensor& stored_key,
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto key = stored_key.to(query.scalar_type());
   const auto value = stored_value.to(query.scalar_type());
+  const bool reads = query.device().is_cpu() || !keeps_finite_apart();
   switch (form.pairs) {
     case Pairs::all:
       return fused(query, key, value, {}, /*causal=*/false, scale);
     case Pairs::causal:
-      return query.device().is_cpu() || !keeps_finite_apart()
-                 ? causal_pairs(query, key, value, scale, form)
-                 : causal_without_reading(query, key, value, scale, form);
+      return reads ? causal_pairs(query, key, value, scale, form)
+                   : causal_without_reading(query, key, value, scale, form);
     case Pairs::masked:
       break;
   }
-  return masked_pairs(query, key, value, mask, scale);
+  return reads
+             ? masked_pairs(query, key, value, mask, allowed_pairs(mask, query.device()), scale)
+             : masked_without_reading(query, key, value, mask, scale);
 }
 
 double largest_of(const at::Tensor& tensor) {
@@ -166,14 +172,9 @@ bool are_doubtful(const HeadTensors& inputs, double scale, const TorchForm& form
          (records && form.pairs != Pairs::all && may_be_non_finite(inputs[2]));
 }
 
-// The same, as an output shows. Elsewhere than on the CPU the one look at numbers is taken
-// here.
-bool is_doubtful(const at::Tensor& output, const HeadTensors& inputs, const TorchForm& form) {
-  if (output.device().is_cpu()) return may_be_non_finite(output);
-  if (form.pairs != Pairs::masked || !keeps_finite_apart()) return false;
-  auto sum = output.detach().sum(at::kDouble);
-  for (const auto& input : inputs) sum += input.detach().sum(at::kDouble);
-  return !std::isfinite(sum.item<double>());
+// The same, as an output shows.
+bool is_doubtful(const at::Tensor& output) {
+  return output.device().is_cpu() && may_be_non_finite(output);
 }
 
 // An output with the graph of the LibTorch kernels that made it, apart from the caller's.
@@ -232,6 +233,20 @@ at::Tensor causal_without_reading(const at::Tensor& query, const at::Tensor& key
          at::constant_pad_nd(unknown, {0, 0, form.dead_queries, 0});
 }
 
+at::Tensor masked_without_reading(const at::Tensor& query, const at::Tensor& key,
+                                  const at::Tensor& value, const ResolvedMask& mask,
+                                  double scale) {
+  const auto allowed = allowed_pairs(mask, query.device());
+  if (!allowed.defined()) return masked_pairs(query, key, value, mask, allowed, scale);
+  const auto finite = at::isfinite(value.detach());
+  const auto output =
+      masked_pairs(finite_rows(query), finite_rows(key),
+                   value.masked_fill(finite.logical_not(), 0), mask, allowed, scale);
+  const auto given = value.detach() + unknown_rows(key);
+  return (with_unread_values(output, given, allowed) + unknown_rows(query))
+      .masked_fill(dead_rows(allowed), 0);
+}
+
 AttentionResult torch_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call, const TorchForm& form) {
@@ -243,13 +258,13 @@ AttentionResult torch_attention(const at::Tensor& query, const at::Tensor& key,
   if (are_doubtful({query, key, value}, scale, form, records)) return composed();
   if (!records) {
     const auto output = pairs_of(query, key, value, mask, scale, form);
-    return is_doubtful(output, {}, form) ? composed() : AttentionResult{output, {}, {}};
+    return is_doubtful(output) ? composed() : AttentionResult{output, {}, {}};
   }
   auto graph = c10::make_intrusive<InnerGraph>();
   graph->inputs = separate({query, key, value}, /*create_graph=*/false);
   const auto &q = graph->inputs[0], &k = graph->inputs[1], &v = graph->inputs[2];
   graph->output = pairs_of(q, k, v, mask, scale, form);
-  if (is_doubtful(graph->output, graph->inputs, form)) return composed();
+  if (is_doubtful(graph->output)) return composed();
   return {TorchAttention::apply(query, key, value, mask, call, graph), {}, {}};
 }
 

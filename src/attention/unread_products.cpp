@@ -83,11 +83,17 @@ at::Tensor unread_output(const at::Tensor& weights, const at::Tensor& value,
   if (may_want_gradient(weights, value)) {
     left_out = left_out.logical_or(unseen_keys(allowed, value.size(1)));
   }
-  const auto output = grouped_matmul(weights, value.masked_fill(left_out, 0));
+  return with_unread_values(grouped_matmul(weights, value.masked_fill(left_out, 0)), value,
+                            allowed);
+}
+
+at::Tensor with_unread_values(const at::Tensor& output, const at::Tensor& value,
+                              const at::Tensor& allowed) {
+  const auto given = value.detach();
   const auto unknown = given.isnan();
   const auto marks = at::cat(
       {given.eq(unbounded).logical_or(unknown), given.eq(-unbounded).logical_or(unknown)}, 3);
-  const auto seen = sees_mark(allowed, marks, weights.size(1)).chunk(2, 3);
+  const auto seen = sees_mark(allowed, marks, output.size(1)).chunk(2, 3);
   return output.masked_fill(seen[0], unbounded)
       .masked_fill(seen[1], -unbounded)
       .masked_fill(seen[0].logical_and(seen[1]), not_a_number);

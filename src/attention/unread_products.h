@@ -30,4 +30,9 @@ at::Tensor unread_scores(const at::Tensor& query, const at::Tensor& key, double 
 at::Tensor unread_output(const at::Tensor& weights, const at::Tensor& value,
                          const at::Tensor& allowed);
 
+/// `output` (N, H, L, Dv) with infinity or NaN, without a gradient, where an open key has it in
+/// its column of `value` (N, Hk, S, Dv).
+at::Tensor with_unread_values(const at::Tensor& output, const at::Tensor& value,
+                              const at::Tensor& allowed);
+
 }  // namespace mha::detail

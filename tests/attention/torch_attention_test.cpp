@@ -232,28 +232,41 @@ TEST_F(TorchAttentionTest, WhatIsNotFiniteGoesWhereTheCompositionLetsIt) {
   }
 }
 
+// One place of an input that is not finite.
+Heads with_one_unknown(Heads heads, int64_t kind) {
+  if (kind == 0) heads.key.select(2, 2).select(2, 1).fill_(NAN);
+  if (kind == 1) heads.value.select(2, 2).select(2, 5).fill_(NAN);
+  if (kind == 2) {
+    heads.value.select(2, 1).select(2, 5).fill_(INFINITY);
+    heads.value.select(2, 3).select(2, 5).fill_(-INFINITY);
+  }
+  if (kind == 3) heads.query.select(2, 4).select(2, 0).fill_(NAN);
+  return heads;
+}
+
 // What other devices do where a look at the numbers would wait for them.
 TEST_F(TorchAttentionTest, NaNReachesTheRowsThatSeeItWithoutALookAtAnyNumber) {
-  for (const Sizes s : {Sizes{7, 7}, Sizes{5, 7}, Sizes{9, 4}}) {
-    for (const auto alignment : {Mask::Alignment::top_left, Mask::Alignment::bottom_right}) {
+  const auto call = call_for(8);
+  const auto block = torch::eye(6, 6, torch::kBool);
+  block.select(0, 5).fill_(true);
+  for (const Sizes s : {Sizes{7, 7}, Sizes{5, 7}, Sizes{9, 4}, Sizes{6, 6}}) {
+    for (const auto& mask :
+         {Mask::causal(Mask::Alignment::top_left), Mask::causal(), Mask::window(1, 1),
+          Mask::block(block), Mask::keep_keys(torch::arange(s.keys).ne(2))}) {
+      if (s.queries != 6 && mask.terms()[0].kind == Mask::Term::Kind::block) continue;
       for (int64_t kind = 0; kind < 4; ++kind) {
-        SCOPED_TRACE(c10::str(s.queries, " queries, ", s.keys, " keys, kind ", kind));
-        auto heads = draw_heads(s);
-        if (kind == 0) heads.key.select(2, 2).select(2, 1).fill_(NAN);
-        if (kind == 1) heads.value.select(2, 2).select(2, 5).fill_(NAN);
-        if (kind == 2) {
-          heads.value.select(2, 1).select(2, 5).fill_(INFINITY);
-          heads.value.select(2, 3).select(2, 5).fill_(-INFINITY);
-        }
-        if (kind == 3) heads.query.select(2, 4).select(2, 0).fill_(NAN);
-        const auto mask = resolved(Mask::causal(alignment), s);
-        const auto form = torch_form(heads.query, heads.key, heads.value, mask, call_for(8));
-        ASSERT_TRUE(!form.refusal && form.pairs == Pairs::causal);
-        const auto actual = causal_without_reading(heads.query, heads.key, heads.value,
-                                                   call_for(8).scoring.scale, form);
-        const auto expected =
-            plain_attention(heads.query, heads.key, heads.value, mask, call_for(8)).output;
-        EXPECT_TRUE(is_close(actual, expected, tolerance));
+        SCOPED_TRACE(
+            c10::str(s.queries, " queries, ", s.keys, " keys, kind ", kind, ", ", mask));
+        const auto [query, key, value] = with_one_unknown(draw_heads(s), kind);
+        const auto sorted = resolved(mask, s);
+        const auto form = torch_form(query, key, value, sorted, call);
+        ASSERT_FALSE(form.refusal) << form.refusal;
+        const double scale = call.scoring.scale;
+        const auto actual = form.pairs == Pairs::causal
+                                ? causal_without_reading(query, key, value, scale, form)
+                                : masked_without_reading(query, key, value, sorted, scale);
+        EXPECT_TRUE(is_close(actual, plain_attention(query, key, value, sorted, call).output,
+                             tolerance));
       }
     }
   }
