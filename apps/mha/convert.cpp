@@ -68,6 +68,7 @@ Command convert_command(CLI::App& program) {
       ->type_name("FILE");
   one_of(app->add_option("--to-layout", arguments->layout, "How to name the weights there"),
          names_of(layouts()))
+      ->type_name("NAME")
       ->capture_default_str();
   app->add_option("--to-prefix", arguments->prefix, "Where to put the layer there")
       ->type_name("NAME");

@@ -20,8 +20,8 @@ CLI::Option* LayerOptions::add_to(CLI::App& app) {
   constexpr const char* group = "Layer";
   CLI::Option* file =
       app.add_option("--model", file_,
-                     "File with the layer's weights, of safetensors or torch.save, or a\n"
-                     "model's folder, whose config.json says the rest")
+                     "File with the layer's weights, of safetensors or torch.save,\n"
+                     "or a model's folder, whose config.json says the rest")
           ->check(not_empty())
           ->type_name("FILE")
           ->group(group);
@@ -40,10 +40,10 @@ CLI::Option* LayerOptions::add_to(CLI::App& app) {
   CLI::Option* layout = one_of(app.add_option("--layout", layout_,
                                               "How its weights are named; default: detected"),
                                names_of(layouts()))
+                            ->type_name("NAME")
                             ->needs(file)
                             ->group(group);
-  app.add_option("--layout-file", layout_file_,
-                 "JSON file that says how they are named: see Layout::from_file")
+  app.add_option("--layout-file", layout_file_, "JSON file that says so: see Layout::from_file")
       ->check(not_empty())
       ->type_name("FILE")
       ->needs(file)

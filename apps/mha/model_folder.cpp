@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <mha/model_config.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,8 @@
 
 namespace mha::cli {
 namespace {
+
+constexpr int64_t kMaxLayers = 1024;  // a configuration may claim any number
 
 std::string config_of(const std::string& folder) {
   return (std::filesystem::path(folder) / "config.json").string();
@@ -26,7 +29,7 @@ nlohmann::ordered_json layer_of(const std::string& folder, int64_t layer,
   nlohmann::ordered_json json = {{"layer", layer}, {"part", part}};
   try {
     const auto options = options_from_config(config_of(folder), layer, part);
-    num_layers = options.num_layers;
+    num_layers = std::min(options.num_layers, kMaxLayers);
     json["model_type"] = options.model_type;
     json["kind"] = options.kind;
     json["layout"] = options.layout.name();
