@@ -1,5 +1,6 @@
 #include "wrong_calls/tensor_entries.h"
 
+#include <mha/attention_attribution.h>
 #include <mha/attention_map.h>
 #include <mha/relative_position_bias.h>
 
@@ -103,6 +104,13 @@ void EntrySetting::add_functional() {
   add("AttentionMap: query", q, [=](auto& t) { return map(t, k); });
   add("AttentionMap: key", k, [=](auto& t) { return map(q, t); });
   add("AttentionMap: sinks", sinks_, [=](auto& t) { return map(q, k, with_sinks(t)); });
+  const auto attribute = [=](const at::Tensor& value, const at::Tensor& grad_output) {
+    return Tensors{AttentionAttribution(AttentionMap(q, k), value, grad_output)
+                       .dense(Attribution::relevance)};
+  };
+  const auto g = Random(75).normal({n, h, l, dv});
+  add("AttentionAttribution: value", v, [=](auto& t) { return attribute(t, g); });
+  add("AttentionAttribution: grad_output", g, [=](auto& t) { return attribute(v, t); });
 }
 
 void EntrySetting::add_masks() {

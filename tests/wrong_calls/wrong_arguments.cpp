@@ -1,3 +1,4 @@
+#include <mha/attention_attribution.h>
 #include <mha/attention_map.h>
 #include <mha/relative_position_bias.h>
 #include <mha/torch_conversion.h>
@@ -184,6 +185,31 @@ void add_map_methods(WrongCalls& calls) {
                    }});
 }
 
+void add_attributions(WrongCalls& calls) {
+  const auto q = at::ones({2, 3, 5, 4}), k = at::ones({2, 3, 7, 4});
+  const AttentionAttribution attribution(AttentionMap(q, k), k, q);
+  constexpr auto shown = Attribution::gradient;
+  const auto on = [&](const std::string& name,
+                      std::function<void(const AttentionAttribution&)> call) {
+    calls.push_back({"AttentionAttribution::" + name, [=] { call(attribution); }});
+  };
+  on("dense: shown 9", [](auto& a) { a.dense(static_cast<Attribution>(9)); });
+  on("head: 3", [](auto& a) { a.head(shown, 3); });
+  on("rows: 2 to 6", [](auto& a) { a.rows(shown, 2, 6); });
+  on("block: keys", [](auto& a) { a.block(shown, 0, {0, 1}, {0, 8}); });
+  on("mean: -1 to 2", [](auto& a) { a.mean(shown, -1, 2); });
+  on("top_k: 8", [](auto& a) { a.top_k(shown, 8); });
+  on("pooled: 6 rows", [](auto& a) { a.pooled(shown, 6, 1); });
+  calls.push_back({"AttentionAttribution::sums: moved from", [attribution] {
+                     AttentionAttribution from = attribution;
+                     const AttentionAttribution to = std::move(from);
+                     from.sums(shown);
+                   }});
+  calls.push_back({"attention_relevance: none", [] { attention_relevance({}); }});
+  calls.push_back(
+      {"attention_relevance: L is not S", [=] { attention_relevance({attribution}); }});
+}
+
 void add_relative_bias(WrongCalls& calls) {
   const RelativePositionBias bias(RelativePositionBiasOptions(2));
   calls.push_back({"RelativePositionBias: -1 queries", [=] { bias->forward(-1, 2); }});
@@ -202,6 +228,7 @@ WrongCalls wrong_arguments(EntrySetting& setting) {
   add_call_combinations(calls, setting);
   add_cache_methods(calls, setting);
   add_map_methods(calls);
+  add_attributions(calls);
   add_relative_bias(calls);
   return calls;
 }
