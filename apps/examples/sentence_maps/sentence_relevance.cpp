@@ -45,7 +45,7 @@ void run(const Arguments& arguments) {
   mha::draw::Maps maps;
   maps.weights = relevance;
   maps.queries = maps.keys = sentence.tokens;
-  maps.title = sentence.text + " | as similar to: " + other.text;
+  maps.title = sentence.text + " What makes it similar to: " + other.text;
   for (const char* name : {"relevance.svg", "relevance.png"}) {
     mha::draw::save(maps, output / name);
   }
