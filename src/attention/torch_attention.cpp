@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/amax.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -99,14 +100,17 @@ at::Tensor masked_pairs(const at::Tensor& query, const at::Tensor& key, const at
   auto terms = added_pairs(mask, query.scalar_type());
   if (terms.defined()) terms = terms.detach();
   if (allowed.defined()) {
-    // A row without keys sees all, which gives it defined gradients of 0 in the end.
-    const auto blocked = allowed.logical_or(dead_rows(allowed)).logical_not();
+    const auto blocked = allowed.logical_not();
     terms = terms.defined()
                 ? terms.masked_fill(blocked, -infinity)
                 : at::zeros(blocked.sizes(), query.options()).masked_fill_(blocked, -infinity);
   }
   // In one piece, as the kernels want a row of it, and not a number for all keys.
   terms = terms.expand({-1, -1, -1, key.size(2)}).contiguous();
+  if (allowed.defined()) {
+    // A row without keys sees one, which gives it defined gradients of 0 in the end.
+    terms.narrow(3, 0, 1).masked_fill_(dead_rows(allowed), 0);
+  }
   const auto output = fused(query, key, value, terms, /*causal=*/false, scale);
   return allowed.defined() ? output.masked_fill(dead_rows(allowed), 0) : output;
 }
@@ -156,20 +160,65 @@ double largest_of(const at::Tensor& tensor) {
   return std::isnan(below) ? below : std::max(std::abs(below), std::abs(above));
 }
 
-// Whether the sums that scores are made of may leave their dtype's range on their way: false
-// for none that is not finite. LibTorch's kernels multiply by the scale in the end.
-bool may_overflow(const at::Tensor& query, const at::Tensor& key, double scale) {
-  const double sum = largest_of(query) * largest_of(key) * static_cast<double>(query.size(3));
-  return !(sum * std::max(1.0, std::abs(scale)) < -lowest_of(query.scalar_type()));
+// What the sums of products of rows may come to on their way, NaN if a number is.
+double largest_sum(const at::Tensor& left, const at::Tensor& right) {
+  return largest_of(left) * largest_of(right) * static_cast<double>(left.size(3));
 }
 
-// Whether something may come of the inputs that LibTorch's kernels do not keep apart.
+bool is_in_range(double number, at::ScalarType dtype) {
+  // Rounded, so that the lowest number and a score are.
+  return std::isfinite(dtype == at::kDouble ? number : static_cast<float>(number));
+}
+
+// The largest of what the mask adds to the best key of each row.
+double largest_best_term(const at::Tensor& terms, const at::Tensor& allowed) {
+  if (!allowed.defined()) return largest_of(terms.amax(-1));
+  const auto best = terms.masked_fill(allowed.logical_not(), -infinity).amax(-1, true);
+  return largest_of(best.masked_fill(dead_rows(allowed), 0));
+}
+
+// Whether scores, or with the mask's terms, may leave their dtype's range, which is held here
+// and not by LibTorch's kernels; and, if a backward forms the weights again from the logarithm
+// of their sum, whether a score is so large that this is lost beside it.
+bool leaves_range(const at::Tensor& query, const at::Tensor& key, const ResolvedMask& mask,
+                  double scale, const TorchForm& form, bool records) {
+  const auto dtype = query.scalar_type();
+  const double sum = largest_sum(query, key), score = sum * std::abs(scale);
+  if (!is_in_range(std::max(sum, score), dtype)) return true;
+  double best = score;
+  const auto terms = form.pairs == Pairs::masked ? added_pairs(mask, dtype) : at::Tensor();
+  if (terms.defined()) {
+    if (!is_in_range(score + largest_of(terms), dtype)) return true;
+    best += largest_best_term(terms.detach(), allowed_pairs(mask, query.device()));
+  }
+  const double rounding = dtype == at::kDouble ? 0x1p-52 : 0x1p-23;
+  return records && best * rounding > 0x1p-10;
+}
+
+// Whether something may come of query, key and value that LibTorch's kernels do not keep apart.
 // `records`: a backward will meet them again.
-bool are_doubtful(const HeadTensors& inputs, double scale, const TorchForm& form,
-                  bool records) {
-  if (!inputs[0].device().is_cpu()) return false;  // that would wait for the device
-  return may_overflow(inputs[0], inputs[1], scale) ||
-         (records && form.pairs != Pairs::all && may_be_non_finite(inputs[2]));
+bool are_doubtful(const HeadTensors& heads, const ResolvedMask& mask, double scale,
+                  const TorchForm& form, bool records) {
+  const auto& query = heads[0];
+  if (!query.device().is_cpu()) return false;  // that would wait for the device
+  const bool causal = form.pairs == Pairs::causal;
+  const auto part = [&](const at::Tensor& keys) {
+    return causal ? keys.narrow(2, 0, form.keys) : keys;
+  };
+  const auto rows = query.narrow(2, form.dead_queries, query.size(2) - form.dead_queries);
+  return leaves_range(rows, part(heads[1]), mask, scale, form, records) ||
+         (records && form.pairs != Pairs::all && may_be_non_finite(part(heads[2])));
+}
+
+// With zeros in place of keys that no query sees, and of queries that see none.
+HeadTensors without_unseen(const HeadTensors& heads, const ResolvedMask& mask,
+                           const TorchForm& form) {
+  if (form.pairs != Pairs::masked) return heads;
+  const auto allowed = allowed_pairs(mask, heads[0].device());
+  if (!allowed.defined()) return heads;
+  const auto unseen = unseen_keys(allowed, heads[1].size(1));
+  return {heads[0].masked_fill(dead_rows(allowed), 0), heads[1].masked_fill(unseen, 0),
+          heads[2].masked_fill(unseen, 0)};
 }
 
 // The same, as an output shows.
@@ -177,9 +226,10 @@ bool is_doubtful(const at::Tensor& output) {
   return output.device().is_cpu() && may_be_non_finite(output);
 }
 
-// An output with the graph of the LibTorch kernels that made it, apart from the caller's.
+// An output and the query, key and value that it was made of, in a graph of LibTorch's kernels
+// apart from the caller's.
 struct InnerGraph : torch::CustomClassHolder {
-  HeadTensors inputs;  // query, key and value
+  HeadTensors inputs;
   at::Tensor output;
 };
 
@@ -189,8 +239,9 @@ class TorchAttention : public torch::autograd::Function<TorchAttention> {
                             const at::Tensor& key, const at::Tensor& value,
                             const ResolvedMask& mask, const AttentionCall& call,
                             const c10::intrusive_ptr<InnerGraph>& graph) {
-    save_call(context, {query, key, value}, mask, call);
-    context->saved_data["graph"] = c10::IValue::make_capsule(graph);
+    const auto& inputs = graph->inputs;
+    save_call(context, {query, key, value, inputs[0], inputs[1], inputs[2], graph->output},
+              mask, call);
     context->set_materialize_grads(false);
     return graph->output.detach();
   }
@@ -198,20 +249,22 @@ class TorchAttention : public torch::autograd::Function<TorchAttention> {
   static HeadTensors backward(torch::autograd::AutogradContext* context,
                               const HeadTensors& grad_outputs) {
     const auto saved = saved_call(context);
-    const auto& grad = grad_outputs[0];
+    const auto& tensors = saved.tensors;
+    const auto &grad = grad_outputs[0], &value = tensors[2];
     HeadTensors grads(6);
     if (!grad.defined()) return grads;
-    const bool is_plain = at::GradMode::is_enabled() || grad._is_zerotensor() ||
-                          (grad.device().is_cpu() && may_be_non_finite(grad));
+    // LibTorch's kernels multiply blocked values, too, and 0 times what leaves the range is
+    // NaN.
+    const bool is_plain =
+        at::GradMode::is_enabled() || grad._is_zerotensor() ||
+        (grad.device().is_cpu() && !is_in_range(largest_sum(grad, value), value.scalar_type()));
     if (is_plain) {
-      const auto& key = saved.tensors[1];
-      grads = plain_gradients(saved.inputs(), {grad}, saved.mask, saved.call,
-                              plain_block_sizes(saved.mask, key.size(1), key.scalar_type(),
-                                                key.device(), saved.call.weights));
+      const auto sizes = plain_block_sizes(saved.mask, value.size(1), grad.scalar_type(),
+                                           value.device(), saved.call.weights);
+      grads = plain_gradients(saved.inputs(), {grad}, saved.mask, saved.call, sizes);
     } else {
-      const auto graph = c10::static_intrusive_pointer_cast<InnerGraph>(
-          context->saved_data["graph"].toCapsule());
-      grads = gradients({graph->output}, {as_plain_rows(grad)}, graph->inputs, Graph::kept);
+      grads = gradients({tensors[6]}, {as_plain_rows(grad)},
+                        {tensors[3], tensors[4], tensors[5]}, Graph::kept);
     }
     grads.resize(6);
     return grads;
@@ -252,20 +305,23 @@ AttentionResult torch_attention(const at::Tensor& query, const at::Tensor& key,
                                 const AttentionCall& call, const TorchForm& form) {
   const double scale = call.scoring.scale;
   const bool records = wants_gradient(query, key, value);
-  const auto composed = [&] {
-    return plain_attention_in_blocks(query, key, value, mask, call);
-  };
-  if (are_doubtful({query, key, value}, scale, form, records)) return composed();
-  if (!records) {
-    const auto output = pairs_of(query, key, value, mask, scale, form);
-    return is_doubtful(output) ? composed() : AttentionResult{output, {}, {}};
-  }
+  const HeadTensors given{query, key, value};
   auto graph = c10::make_intrusive<InnerGraph>();
-  graph->inputs = separate({query, key, value}, /*create_graph=*/false);
-  const auto &q = graph->inputs[0], &k = graph->inputs[1], &v = graph->inputs[2];
-  graph->output = pairs_of(q, k, v, mask, scale, form);
-  if (is_doubtful(graph->output)) return composed();
-  return {TorchAttention::apply(query, key, value, mask, call, graph), {}, {}};
+  graph->inputs = records ? separate(given, /*create_graph=*/false) : given;
+  auto heads = graph->inputs;
+  bool doubtful = are_doubtful(heads, mask, scale, form, records);
+  if (doubtful) {
+    heads = without_unseen(heads, mask, form);
+    doubtful = are_doubtful(heads, mask, scale, form, records);
+  }
+  if (!doubtful) {
+    graph->output = pairs_of(heads[0], heads[1], heads[2], mask, scale, form);
+    doubtful = is_doubtful(graph->output);
+  }
+  if (doubtful) return plain_attention_in_blocks(query, key, value, mask, call);
+  return {records ? TorchAttention::apply(query, key, value, mask, call, graph) : graph->output,
+          {},
+          {}};
 }
 
 }  // namespace mha::detail

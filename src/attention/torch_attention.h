@@ -13,9 +13,9 @@ namespace mha::detail {
 /// other devices a look would wait for the device, so none is taken: where pairs are blocked,
 /// rows that are not finite are replaced before and their effect is put back after. There an
 /// infinite key makes NaN of the rows that see it, scores that leave the range are as LibTorch
-/// has them, and a gradient that is not finite may reach keys that its row does not see.
-/// `MHA_CHECK_FINITE=0` in the environment says that all numbers are finite and saves the
-/// passes.
+/// has them, and a gradient that is not finite, or whose product with a blocked value is not,
+/// may reach keys and queries that do not see each other. `MHA_CHECK_FINITE=0` in the
+/// environment says that all numbers are finite and saves the passes.
 AttentionResult torch_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const ResolvedMask& mask,
                                 const AttentionCall& call, const TorchForm& form);

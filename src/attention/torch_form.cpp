@@ -52,8 +52,10 @@ TorchForm wanted_form(const ResolvedMask& mask, at::ScalarType dtype, at::Device
   if (adds && dtype != at::kFloat && dtype != at::kDouble) {
     return refused("LibTorch's would round the added terms to a half type");
   }
+  auto sizes = pair_sizes(mask);
+  sizes[3] = mask.keys + mask.extra_keys;  // LibTorch's wants a number for every key
   double bytes = static_cast<double>(c10::elementSize(dtype));
-  for (const int64_t size : pair_sizes(mask)) bytes *= static_cast<double>(size);
+  for (const int64_t size : sizes) bytes *= static_cast<double>(size);
   if (bytes > static_cast<double>(plain_block_bytes(device))) {
     return refused("the mask would be a tensor of all pairs for LibTorch's");
   }

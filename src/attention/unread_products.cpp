@@ -34,13 +34,6 @@ bool may_want_gradient(const at::Tensor& left, const at::Tensor& right) {
   return is_tracing() || wants_gradient(left, right);
 }
 
-// (N or 1, Hk or 1, S or 1, 1): keys that no query sees.
-at::Tensor unseen_keys(const at::Tensor& allowed, int64_t kv_heads) {
-  auto seen = allowed.any(2);
-  if (seen.size(1) > 1) seen = seen.unflatten(1, {kv_heads, seen.size(1) / kv_heads}).any(2);
-  return seen.logical_not().unsqueeze(3);
-}
-
 // (N, H, L or 1, X): whether an open key has a mark, of marks (N, Hk, S, X).
 at::Tensor sees_mark(const at::Tensor& allowed, const at::Tensor& marks, int64_t heads) {
   const int64_t kv_heads = marks.size(1), rows = allowed.size(2), keys = marks.size(2);
@@ -65,6 +58,12 @@ at::Tensor grouped_matmul(const at::Tensor& left, const at::Tensor& right) {
 
 at::Tensor expand_heads(const at::Tensor& tensor, int64_t heads) {
   return tensor.size(1) == heads ? tensor : tensor.repeat_interleave(heads / tensor.size(1), 1);
+}
+
+at::Tensor unseen_keys(const at::Tensor& allowed, int64_t kv_heads) {
+  auto seen = allowed.any(2);
+  if (seen.size(1) > 1) seen = seen.unflatten(1, {kv_heads, seen.size(1) / kv_heads}).any(2);
+  return seen.logical_not().unsqueeze(3);
 }
 
 at::Tensor unread_scores(const at::Tensor& query, const at::Tensor& key, double scale) {

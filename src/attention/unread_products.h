@@ -30,6 +30,9 @@ at::Tensor unread_scores(const at::Tensor& query, const at::Tensor& key, double 
 at::Tensor unread_output(const at::Tensor& weights, const at::Tensor& value,
                          const at::Tensor& allowed);
 
+/// (N or 1, Hk or 1, S or 1, 1): the keys that no query sees.
+at::Tensor unseen_keys(const at::Tensor& allowed, int64_t kv_heads);
+
 /// `output` (N, H, L, Dv) with infinity or NaN, without a gradient, where an open key has it in
 /// its column of `value` (N, Hk, S, Dv).
 at::Tensor with_unread_values(const at::Tensor& output, const at::Tensor& value,

@@ -24,7 +24,7 @@ MapView AttributionState::view(Attribution attribution) const {
   const auto path = choose_path(view.query.device(), dtype, view.query.size(3), value.size(3),
                                 is_followed({value, grad_output}))
                         .path;
-  if (path == Path::plain) view.statistics = {};
+  if (path != Path::fused) view.statistics = {};
   return view;
 }
 

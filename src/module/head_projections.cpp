@@ -346,7 +346,7 @@ at::Tensor project_gate(MultiHeadAttentionImpl& module, PackedWeights& cache,
 at::Tensor project_output(MultiHeadAttentionImpl& module, PackedWeights& cache,
                           const at::Tensor& heads, const at::Tensor& off) {
   const auto merged = heads.transpose(1, 2).flatten(2);
-  if (off.defined() && !may_branch_on_numbers(merged)) {
+  if (off.defined() && !merged.is_meta() && !may_branch_on_numbers(merged)) {
     return merge_without_off_heads(*module.W_o, merged, off);
   }
   const auto output = project_merged(module, cache, merged);

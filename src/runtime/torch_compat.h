@@ -40,31 +40,35 @@ inline bool autocast_enabled(at::DeviceType device) {
 #endif
 }
 
+#if MHA_TORCH_HAS_GROUPED_SDPA
 /// Whether LibTorch would compute `at::scaled_dot_product_attention`, grouped heads included,
 /// by a kernel of its own and not as a composition that holds the weights.
 inline bool has_fused_attention(const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, const at::Tensor& mask, bool causal,
                                 double scale) {
-#if MHA_TORCH_HAS_GROUPED_SDPA
   constexpr int64_t composition = 0;  // at::SDPBackend::math
   return at::_fused_sdp_choice(query, key, value,
                                mask.defined() ? std::make_optional(mask) : std::nullopt, 0.0,
                                causal, scale, key.size(1) != query.size(1)) != composition;
-#else
-  return false;
-#endif
 }
 
 inline at::Tensor fused_attention(const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const at::Tensor& mask, bool causal,
                                   double scale) {
-#if MHA_TORCH_HAS_GROUPED_SDPA
   return at::scaled_dot_product_attention(
       query, key, value, mask.defined() ? std::make_optional(mask) : std::nullopt, 0.0, causal,
       scale, key.size(1) != query.size(1));
-#else
-  TORCH_INTERNAL_ASSERT(false, "LibTorch before 2.5 has no grouped fused attention");
-#endif
 }
+#else
+inline bool has_fused_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                const at::Tensor&, bool, double) {
+  return false;
+}
+
+inline at::Tensor fused_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                  const at::Tensor&, bool, double) {
+  TORCH_INTERNAL_ASSERT(false, "LibTorch before 2.5 has no grouped fused attention");
+}
+#endif
 
 }  // namespace mha::torch_compat
