@@ -24,12 +24,21 @@ std::string without(const std::string& start, const std::string& text) {
   return text.compare(0, start.size(), start) == 0 ? text.substr(start.size()) : text;
 }
 
+// By the configuration, since layer 0 may be of a kind that is not computed; where that tells
+// nothing, layer 0 says why.
+int64_t layers_of(const std::string& folder, const std::string& part) {
+  try {
+    return std::min(num_layers_from_config(config_of(folder), part), kMaxLayers);
+  } catch (const c10::Error&) {
+    return 1;
+  }
+}
+
 nlohmann::ordered_json layer_of(const std::string& folder, int64_t layer,
-                                const std::string& part, int64_t& num_layers) {
+                                const std::string& part) {
   nlohmann::ordered_json json = {{"layer", layer}, {"part", part}};
   try {
     const auto options = options_from_config(config_of(folder), layer, part);
-    num_layers = std::min(options.num_layers, kMaxLayers);
     json["model_type"] = options.model_type;
     json["kind"] = options.kind;
     json["layout"] = options.layout.name();
@@ -65,9 +74,9 @@ nlohmann::ordered_json folder_information(const std::string& folder) {
   auto parts = parts_from_config(config_of(folder));
   if (parts.empty()) parts.push_back("");
   for (const std::string& part : parts) {
-    int64_t num_layers = 1;
+    const int64_t num_layers = layers_of(folder, part);
     for (int64_t layer = 0; layer < num_layers; ++layer) {
-      information["layers"].push_back(layer_of(folder, layer, part, num_layers));
+      information["layers"].push_back(layer_of(folder, layer, part));
     }
   }
   return information;
@@ -82,7 +91,9 @@ std::string folder_text(const nlohmann::ordered_json& information) {
     const std::string number = fmt::format("  layer {}{}{}: ", layer["layer"].get<int64_t>(),
                                            part.empty() ? "" : " ", part);
     if (layer.contains("problem")) {
-      lines += number + text(layer["problem"]) + "\n";
+      const std::string problem = text(layer["problem"]);
+      lines += number + (problem == last ? "the same" : problem) + "\n";
+      last = problem;
       continue;
     }
     const std::string what = fmt::format(

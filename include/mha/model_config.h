@@ -66,9 +66,13 @@ struct ModelLayerLoadOptions {
 /// - a type of rotary positions that is not known, or a number for them that is not;
 /// - sizes and numbers that are missing, of another type, or out of range.
 ///
-/// The file is data and may be hostile: it has at most 1 MiB.
+/// The file is data and may be hostile: it has at most 1 MiB, and tells of at most 4096 layers.
 ModelLayerOptions options_from_config(const std::string& config_path, int64_t layer,
                                       const std::string& part = {});
+
+/// How many layers such a model has, or a part of it, whether or not each is computed: of some
+/// models only some layers are attention. Throws as `options_from_config` does.
+int64_t num_layers_from_config(const std::string& config_path, const std::string& part = {});
 
 /// The parts that such a model has, by name; none if it has one attention in a layer. Throws as
 /// `options_from_config` does.
@@ -77,7 +81,9 @@ std::vector<std::string> parts_from_config(const std::string& config_path);
 /// One layer of a model in a folder, as transformers' `save_pretrained` leaves it:
 /// `config.json` beside `model.safetensors`, `pytorch_model.bin`, or the index of either. In
 /// evaluation mode. Throws what `options_from_config` and `load` throw, and where the weights
-/// are not those that the configuration tells of.
+/// are not those that the configuration tells of. Where a model multiplies by 1 + gain
+/// (Gemma 3), the parameter is that sum, which a half dtype rounds; load it with
+/// `dtype(at::kFloat)` to keep it whole.
 ModelLayer load_layer(const std::string& model_folder, int64_t layer,
                       const ModelLayerLoadOptions& options = {});
 

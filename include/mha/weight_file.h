@@ -45,15 +45,16 @@ struct WeightFileOptions {
 /// `rotary_emb.inv_freq`. No other writer's file says how heads are rotated: set
 /// `MultiHeadAttentionOptions::rotary` from the model's configuration, or let `load_layer`
 /// (`model_config.h`) do so. Gains are multiplied as they stand; where a model multiplies by
-/// 1 + gain (Gemma 3), name the layout that adds it. The dtype of the file must be that of the module, unless `convert_dtype` is set; the device may differ.
-/// Numbers of heads that `save` left in the file must be the module's, and so must the pairs
-/// that it says are rotated (`pairing`, `rotary_dim`); base and scaling may be others. Which
-/// parameters require gradients does not change.
+/// 1 + gain (Gemma 3), name the layout that adds it. The dtype of the file must be that of the
+/// module, unless `convert_dtype` is set; the device may differ. Numbers of heads that `save`
+/// left in the file must be the module's, and so must the pairs that it says are rotated
+/// (`pairing`, `rotary_dim`); base and scaling may be others. Which parameters require
+/// gradients does not change.
 ///
 /// The file is data and may be hostile: nothing in it is executed (LibTorch's unpickler is not
 /// used), every size and offset is checked before it is used, and only the layer's own tensors
-/// are read. A safetensors header may have 16 MiB and some 40,000 tensors, a file of
-/// `torch.save` some 10,000.
+/// are read. A safetensors header may have 16 MiB and some 40,000 tensors, an index
+/// 32 MiB and some 200,000, a file of `torch.save` some 10,000.
 /// Source of the first format: https://github.com/huggingface/safetensors
 void load(MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options = {});
@@ -85,7 +86,7 @@ void save(const MultiHeadAttention& module, const std::string& path,
 /// the rest from the metadata that `save` writes. Other writers leave none, and then options
 /// keep their defaults. No shape tells `num_heads`: without the argument it comes from the
 /// metadata too. Reads only what comes before the numbers. With `convert_dtype`, the dtypes may
-/// differ, and that of the first tensor counts.
+/// differ, and the one to which those of the projections' weights promote counts.
 ///
 /// Throws `c10::Error`, as strictly as `load` does, if the file holds no complete layer there,
 /// or if `num_heads` is unknown, does not divide the width of the projections, or differs from

@@ -9,6 +9,10 @@
 
 namespace mha::detail {
 
+std::string_view without_leading_space(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+}
+
 void check_json_text(const std::string& where, std::string_view text) {
   constexpr size_t max_token_size = size_t{1} << 20;
   TORCH_CHECK(!text.empty() && text.front() == '{', where,
@@ -26,6 +30,7 @@ void check_json_text(const std::string& where, std::string_view text) {
 
 nlohmann::json parse_json(const std::string& where, std::string_view text) {
   constexpr int max_depth = 32;
+  text = without_leading_space(text);
   check_json_text(where, text);
   bool is_too_deep = false;
   const auto keep = [&](int depth, nlohmann::json::parse_event_t /*event*/,

@@ -6,6 +6,9 @@
 
 namespace mha::detail {
 
+/// The text from its first byte that is no white space of JSON.
+std::string_view without_leading_space(std::string_view text);
+
 /// Checks what the JSON lexer does not guard against, in the text of an object: it takes a zero
 /// byte for the end of its input, and buffers, twice, everything from the beginning of one
 /// string to the next. Throws `c10::Error` that starts with `where`.

@@ -5,17 +5,20 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "files/excerpt.h"
 #include "files/input_file.h"
 #include "files/json_text.h"
-#include "files/safetensors_header.h"
 
 namespace mha::detail {
 namespace {
 
 constexpr size_t kMaxShards = 4096;
+// Of an index, which names the tensors of many files: its text, and what is kept of it.
+constexpr int64_t kMaxIndexSize = 32 << 20;
+constexpr size_t kMaxIndexKept = 64 << 20;
 
 // Takes the `weight_map` out of the events of nlohmann's parser and passes over the rest, so
 // that neither depth nor size of a hostile text costs anything.
@@ -59,8 +62,8 @@ class IndexHandler {
   bool string(std::string& text) {
     if (!in_map_) return check("a string");
     kept_size_ += name_.size() + text.size() + 128 + sizeof(TensorEntries::value_type);
-    TORCH_CHECK(kept_size_ <= kMaxKeptSize, path_, ": weight_map: expected names of at most ",
-                kMaxKeptSize, " bytes in all, found more");
+    TORCH_CHECK(kept_size_ <= kMaxIndexKept, path_, ": weight_map: expected names of at most ",
+                kMaxIndexKept, " bytes in all, found more");
     if (!shard_of_.emplace(name_, std::move(text)).second) {
       fail("tensor " + excerpt(name_) + ": expected one of that name, found several");
     }
@@ -116,9 +119,10 @@ void check_shard_name(const std::string& path, const std::string& shard) {
 ShardedFile::ShardedFile(std::string path) : path_(std::move(path)) {
   {
     InputFile file(path_);
-    TORCH_CHECK(file.size() <= kMaxHeaderSize, path_, ": expected an index of at most ",
-                kMaxHeaderSize, " bytes, found ", file.size());
-    const std::string text = file.read(0, file.size(), "index");
+    TORCH_CHECK(file.size() <= kMaxIndexSize, path_, ": expected an index of at most ",
+                kMaxIndexSize, " bytes, found ", file.size());
+    const std::string whole = file.read(0, file.size(), "index");
+    const std::string_view text = without_leading_space(whole);
     check_json_text(path_, text);
     IndexHandler handler(path_);
     nlohmann::json::sax_parse(text.begin(), text.end(), &handler);

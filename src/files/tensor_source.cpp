@@ -7,6 +7,7 @@
 
 #include "files/excerpt.h"
 #include "files/input_file.h"
+#include "files/json_text.h"
 #include "files/safetensors.h"
 #include "files/sharded_file.h"
 #include "files/torch_file.h"
@@ -77,7 +78,7 @@ std::unique_ptr<TensorSource> open_tensors(const std::string& path, Shards shard
   if (starts_with({"PK\3\4", 4}) || starts_with({"PK\5\6", 4})) {
     return std::make_unique<TorchFile>(path);
   }
-  if (!has_header && starts_with("{")) {
+  if (!has_header && without_leading_space(begin).substr(0, 1) == "{") {
     TORCH_CHECK(shards == Shards::allowed, path,
                 ": expected a file with tensors, found another index");
     return std::make_unique<ShardedFile>(path);

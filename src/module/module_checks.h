@@ -1,11 +1,15 @@
 #pragma once
 
 #include <mha/multi_head_attention.h>
+#include <mha/relative_position_bias.h>
 
 namespace mha::detail {
 
 /// Throws `c10::Error` naming the first option that has no sensible meaning.
 void check_options(const MultiHeadAttentionOptions& options);
+
+/// The same of the learned bias.
+void check_bias_options(const RelativePositionBiasOptions& options);
 
 /// Throws `c10::Error` unless the options, which anybody may change, still have a meaning and
 /// fit the parameters.

@@ -13,12 +13,16 @@
 #include <ostream>
 
 #include "module/archive.h"
+#include "module/module_checks.h"
 #include "module/registered_members.h"
 #include "runtime/enum_check.h"
 #include "runtime/given_tensor.h"
 #include "runtime/message.h"
 
 namespace mha {
+
+using detail::check_bias_options;
+
 namespace {
 
 // Buckets of one direction, and how many of them hold one distance each.
@@ -29,7 +33,9 @@ int64_t exact_buckets(const RelativePositionBiasOptions& options) {
   return buckets_of_side(options) / 2;
 }
 
-void check_bias_options(const RelativePositionBiasOptions& options) {
+}  // namespace
+
+void detail::check_bias_options(const RelativePositionBiasOptions& options) {
   TORCH_CHECK(options.num_heads() > 0,
               "RelativePositionBiasOptions: num_heads: expected a positive number, found ",
               options.num_heads());
@@ -50,6 +56,8 @@ void check_bias_options(const RelativePositionBiasOptions& options) {
               exact_buckets(options), " exact buckets of a side, found ",
               options.max_distance());
 }
+
+namespace {
 
 // Options are public, and so is the table.
 void check_bias_module(const RelativePositionBiasImpl& module) {

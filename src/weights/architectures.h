@@ -10,7 +10,7 @@ namespace mha::detail {
 ///
 /// - `like`: has the members of that architecture too, where it has none of its own.
 /// - `parts`: several attentions, by name; `section`: the member of config.json that is a
-///   configuration of its own.
+///   configuration of its own, and its `model_type` where it says none.
 /// - `refuse`, `refuse_if`: why it cannot be computed; the same under a condition.
 /// - `layout`, `prefixes`: where the layer lies, `{}` for its number, or that of its group
 ///   where there are fewer `groups` than layers.

@@ -44,6 +44,13 @@ nlohmann::json looked_up(const nlohmann::json& config, std::string_view text) {
   }
 }
 
+// The first name in such a text; `other` if it is none.
+std::string name_in(const nlohmann::json& expression, const char* other) {
+  if (!expression.is_string()) return other;
+  const std::string& text = expression.get_ref<const std::string&>();
+  return text[0] == '$' ? text.substr(1, text.find('|') - 1) : other;
+}
+
 }  // namespace
 
 ConfigValues::ConfigValues(const std::string& path, const nlohmann::json& architecture,
@@ -72,7 +79,10 @@ nlohmann::json ConfigValues::evaluated(const nlohmann::json& expression) const {
 
 bool ConfigValues::holds(const nlohmann::json& condition) const {
   if (condition.is_object()) {
-    const auto value = evaluated(condition.at("key"));
+    const auto& key = condition.at("key").get_ref<const std::string&>();
+    auto value = evaluated(key);
+    // What is null is as if it were not there: its default.
+    if (value.is_null()) value = looked_up(config_, key.substr(key.rfind('|') + 1));
     const bool wanted = condition.contains("in");
     const auto& list = condition.at(wanted ? "in" : "not_in");
     return wanted == (std::find(list.begin(), list.end(), value) != list.end());
@@ -80,15 +90,15 @@ bool ConfigValues::holds(const nlohmann::json& condition) const {
   const auto value = evaluated(condition);
   if (value.is_number()) return value.get<double>() != 0;
   if (value.is_boolean()) return value.get<bool>();
-  return !value.is_null() &&
-         !(value.is_string() && value.get_ref<const std::string&>().empty());
+  if (!value.is_null()) {
+    fail(name_in(condition, "a condition"), "true, false or a number", value);
+  }
+  return false;
 }
 
 std::string ConfigValues::name_of(const char* member) const {
   const auto found = architecture_.find(member);
-  if (found == architecture_.end() || !found->is_string()) return member;
-  const std::string& text = found->get_ref<const std::string&>();
-  return text[0] == '$' ? text.substr(1, text.find('|') - 1) : member;
+  return found == architecture_.end() ? member : name_in(*found, member);
 }
 
 void ConfigValues::fail(const std::string& what, const std::string& expected,

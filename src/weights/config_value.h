@@ -22,7 +22,7 @@ class ConfigValues {
   nlohmann::json value(const char* member) const;
   /// What an expression comes to, as architectures have them.
   nlohmann::json evaluated(const nlohmann::json& expression) const;
-  /// Whether a condition holds: not null, false, 0 or empty.
+  /// Whether a condition holds: not null, false or 0. Throws if it is no such value.
   bool holds(const nlohmann::json& condition) const;
 
   /// The member as a whole number from 1 to 2^31; nothing if it is null.
@@ -42,10 +42,10 @@ class ConfigValues {
   [[noreturn]] void fail(const std::string& what, const std::string& expected,
                          const nlohmann::json& found) const;
 
- private:
-  // The member with the name in config.json that it is looked up by.
+  /// The name in config.json that a member is looked up by.
   std::string name_of(const char* member) const;
 
+ private:
   const std::string& path_;
   const nlohmann::json& architecture_;
   const nlohmann::json& config_;

@@ -71,6 +71,14 @@ const std::vector<LayoutTensor>& tensors_of(const Layout& layout, bool apart) {
                                                      : description.tensors;
 }
 
+// Those in use for a module with these parameters.
+const std::vector<LayoutTensor>& tensors_for(const Layout& layout,
+                                             const ParameterShapes& parameters) {
+  const Shape &query = parameters.at("W_q.weight"), &key = parameters.at("W_k.weight"),
+              &value = parameters.at("W_v.weight");
+  return tensors_of(layout, query != key || query != value);
+}
+
 // The names of the input projections, which tell a layout. Those of the output projection, the
 // gate and `bias_k` would not: other models have an `out_proj.weight` too.
 std::set<std::string> telling_names(const Layout& layout) {
@@ -232,18 +240,17 @@ Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
 
 bool has_unnamed_bias(const Layout& layout, const ParameterShapes& parameters,
                       const std::string& bias) {
-  const auto& tensors = layout.description().tensors;
-  return parameters.count(bias) != 0 && tensor_with(tensors, bias) == nullptr &&
-         tensor_with(tensors, "W_q.bias") != nullptr;
+  const auto& rows = tensors_for(layout, parameters);
+  return parameters.count(bias) != 0 && tensor_with(rows, bias) == nullptr &&
+         tensor_with(rows, "W_q.bias") != nullptr;
 }
 
 std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& layout,
                                        const ParameterShapes& parameters) {
   const Shape &query = parameters.at("W_q.weight"), &key = parameters.at("W_k.weight"),
               &value = parameters.at("W_v.weight");
-  const bool same_inputs = query == key && query == value;
   const LayoutDescription& spec = layout.description();
-  const auto& rows = tensors_of(layout, !same_inputs);
+  const auto& rows = tensors_for(layout, parameters);
   TORCH_CHECK(spec.free_head_dim || query[0] == query[1], path, ": the ", layout,
               " layout needs num_heads * head_dim = d_model, found ", query[0], " and ",
               query[1]);
@@ -268,22 +275,27 @@ std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& la
               ": the ", layout,
               " layout needs biases of all projections or of none, found a module with ",
               of_inputs ? "all but that of W_o" : "that of W_o alone");
-  for (const char* bias : {"W_k.bias", "W_v.bias", "W_g.bias"}) {
-    TORCH_CHECK(parameters.count(bias) == 0 || tensor_with(rows, bias) != nullptr ||
-                    has_unnamed_bias(layout, parameters, bias),
-                path, ": the ", layout, " layout has no place for ", bias);
+  // One without a place would be lost by a writer, and left undefined by a reader.
+  for (const auto& [parameter, shape] : parameters) {
+    TORCH_CHECK(tensor_with(rows, parameter) != nullptr ||
+                    (parameter.find(".bias") != std::string::npos &&
+                     has_unnamed_bias(layout, parameters, parameter)),
+                path, ": the ", layout, " layout has no place for ", parameter);
   }
   std::vector<FileTensor> tensors;
   for (const LayoutTensor& held : rows) {
     // Those that the module lacks have no place in the file.
-    if (parameters.count(held.parameters[0]) == 0) continue;
-    Shape shape = parameters.at(held.parameters[0]);
-    for (size_t i = 1; i < held.parameters.size(); ++i) {
-      const auto part = parameters.find(held.parameters[i]);
-      TORCH_CHECK(part != parameters.end(), path, ": the ", layout, " layout needs ",
-                  held.parameters[i], ", found a module without");
-      shape[0] += part->second[0];
+    const auto& parts = held.parameters;
+    const bool is_there = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return parameters.count(part) != 0;
+    });
+    if (!is_there) continue;
+    for (const std::string& part : parts) {
+      TORCH_CHECK(parameters.count(part) != 0, path, ": the ", layout, " layout needs ", part,
+                  ", found a module without");
     }
+    Shape shape = parameters.at(parts[0]);
+    for (size_t i = 1; i < parts.size(); ++i) shape[0] += parameters.at(parts[i])[0];
     for (const std::string& part : held.parameters) {
       TORCH_CHECK(parameters.at(part)[0] % held.repeats == 0, path, ": the ", layout,
                   " layout needs rows of ", part, " in ", held.repeats, " equal parts, found ",

@@ -23,7 +23,8 @@ const char* const kBuiltInLayouts = R"json([
 {"name": "bert",
  "tensors": [{"name": "self.query", "holds": "W_q"}, {"name": "self.key", "holds": "W_k"},
              {"name": "self.value", "holds": "W_v"}, {"name": "output.dense", "holds": "W_o"}],
- "ignored": ["output.LayerNorm.*", "LayerNorm.*", "ln.*", "self_attn_layer_norm.*"],
+ "ignored": ["output.LayerNorm.*", "LayerNorm.*", "ln.*", "self_attn_layer_norm.*",
+             "self.rotary_embeddings.inv_freq"],
  "grouped_heads": false, "free_output_bias": false},
 
 {"name": "gpt2",

@@ -16,6 +16,7 @@
 #include "files/input_file.h"
 #include "files/json_text.h"
 #include "files/tensor_source.h"
+#include "module/module_checks.h"
 #include "weights/architecture.h"
 #include "weights/config_rotary.h"
 #include "weights/config_value.h"
@@ -29,7 +30,8 @@ namespace {
 using detail::ConfigValues;
 using detail::excerpt;
 
-constexpr int64_t kMaxConfigFile = int64_t{1} << 20, kMaxHeads = int64_t{1} << 20;
+constexpr int64_t kMaxConfigFile = int64_t{1} << 20, kMaxHeads = int64_t{1} << 20,
+                  kMaxLayers = 4096;
 
 nlohmann::json read_config(const std::string& path) {
   detail::InputFile file(path);
@@ -64,11 +66,14 @@ std::vector<std::string> names_of_parts(const nlohmann::json& architecture) {
   return names;
 }
 
-// The architecture of the wanted part, and the configuration that it has.
+// The architecture of the wanted part, and the configuration that it has. That of a section
+// has a `usual_type`, if the section does not say its own.
 std::pair<const nlohmann::json*, const nlohmann::json*> architecture_of(
     const std::string& path, const nlohmann::json& config, const std::string& part,
-    std::string& model_type, bool is_section = false) {
-  model_type = model_type_of(path, config);
+    std::string& model_type, const std::string& usual_type = {}) {
+  const bool is_section = !usual_type.empty();
+  model_type =
+      is_section && !config.contains("model_type") ? usual_type : model_type_of(path, config);
   const nlohmann::json& entry = known_architecture(path, model_type);
   const auto parts = entry.find("parts");
   TORCH_CHECK(!is_section || parts == entry.end(), path,
@@ -88,7 +93,8 @@ std::pair<const nlohmann::json*, const nlohmann::json*> architecture_of(
   TORCH_CHECK(inner != config.end() && inner->is_object(), path, ": ",
               section->get<std::string>(), ": expected an object, found ",
               inner == config.end() ? "none" : inner->type_name());
-  return architecture_of(path, *inner, {}, model_type, /*is_section=*/true);
+  return architecture_of(path, *inner, {}, model_type,
+                         chosen->at("model_type").get<std::string>());
 }
 
 void check_is_computed(const ConfigValues& values, const std::string& model_type,
@@ -103,6 +109,23 @@ void check_is_computed(const ConfigValues& values, const std::string& model_type
     TORCH_CHECK(!values.holds(item.at("if")), values.path(), ": the attention of ", model_type,
                 " here ", item.at("why").get<std::string>(),
                 ", which this module does not compute");
+  }
+}
+
+int64_t layers_in(const ConfigValues& values) {
+  const int64_t layers = values.needed_count("layers");
+  TORCH_CHECK(layers <= kMaxLayers, values.path(), ": ", values.name_of("layers"),
+              ": expected at most ", kMaxLayers, ", found ", layers);
+  return layers;
+}
+
+// A number out of range is an error of the file that has it.
+template <typename Check>
+void check_for(const std::string& path, Check check) {
+  try {
+    check();
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, path, ": ", error.what_without_backtrace());
   }
 }
 
@@ -247,11 +270,12 @@ ModelLayerOptions options_from_config(const std::string& config_path, int64_t la
   const auto [architecture, config] = architecture_of(config_path, file, part, model_type);
   const ConfigValues values(config_path, *architecture, *config);
   check_is_computed(values, model_type, *architecture);
-  const int64_t layers = values.needed_count("layers");
+  const int64_t layers = layers_in(values);
   TORCH_CHECK(layer >= 0 && layer < layers, config_path, ": layer: expected one from 0 to ",
               layers - 1, ", found ", layer);
   const detail::LayerKind kind = detail::layer_kind(values, layer);
   MultiHeadAttentionOptions attention = attention_in(values, kind);
+  check_for(config_path, [&] { detail::check_options(attention); });
   const int64_t heads = attention.num_heads();
   ModelLayerOptions found{model_type,
                           layers,
@@ -279,12 +303,22 @@ ModelLayerOptions options_from_config(const std::string& config_path, int64_t la
         .max_distance(values.count_of(values.evaluated(bias.at("max_distance")),
                                       "relative_attention_max_distance"))
         .bidirectional(bias.at("bidirectional").get<bool>());
+    check_for(config_path, [&] { detail::check_bias_options(options); });
     found.position_bias = options;
     for (const auto& name : bias.at("names")) {
       found.position_bias_names.push_back(with_layer(name.get<std::string>(), layer));
     }
   }
   return found;
+}
+
+int64_t num_layers_from_config(const std::string& config_path, const std::string& part) {
+  const nlohmann::json file = read_config(config_path);
+  std::string model_type;
+  const auto [architecture, config] = architecture_of(config_path, file, part, model_type);
+  const ConfigValues values(config_path, *architecture, *config);
+  check_is_computed(values, model_type, *architecture);
+  return layers_in(values);
 }
 
 std::vector<std::string> parts_from_config(const std::string& config_path) {

@@ -72,7 +72,8 @@ int64_t blocks_of(const LayoutTensor& held, const MultiHeadAttentionImpl& module
   return held.repeats;
 }
 
-constexpr std::array<const char*, 4> kBiases = {"W_q.bias", "W_k.bias", "W_v.bias", "W_g.bias"};
+constexpr std::array<const char*, 5> kBiases = {"W_q.bias", "W_k.bias", "W_v.bias", "W_o.bias",
+                                                "W_g.bias"};
 
 }  // namespace
 

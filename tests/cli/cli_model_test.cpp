@@ -112,6 +112,28 @@ TEST_F(CliModelTest, InfoShowsEachLayer) {
   EXPECT_EQ(info["layers"].size(), 3U);
 }
 
+// Of some models the first layers are no attention, and a file may claim any number of layers.
+TEST_F(CliModelTest, InfoShowsTheLayersThatAreComputedAndWhyOthersAreNot) {
+  const auto write = [&](const std::string& layers) {
+    write_bytes(folder_ + "/config.json",
+                R"({"model_type": "lfm2", "hidden_size": 16, "num_attention_heads": 4,
+                    "norm_eps": 1e-5, "layer_types": ["conv", "full_attention", "conv"],
+                    "num_hidden_layers": )" +
+                    layers + "}");
+  };
+  write("3");
+  const json info = json::parse(run_mha({"info", "--model", folder_, "--json"}).output);
+  ASSERT_EQ(info["layers"].size(), 3U);
+  EXPECT_TRUE(info["layers"][0].contains("problem"));
+  EXPECT_EQ(info["layers"][1]["kind"], "full_attention");
+  EXPECT_TRUE(info["layers"][2].contains("problem"));
+  write("2147483648");
+  const json refused = json::parse(run_mha({"info", "--model", folder_, "--json"}).output);
+  ASSERT_EQ(refused["layers"].size(), 1U);
+  EXPECT_EQ(refused["layers"][0]["problem"],
+            "num_hidden_layers: expected at most 4096, found 2147483648");
+}
+
 TEST_F(CliModelTest, WhatDoesNotFitIsNamed) {
   const auto error = [&](const std::vector<std::string>& arguments) {
     const ProgramResult result =

@@ -5,6 +5,7 @@
 #include <mha/weight_file.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <set>
 #include <sstream>
 
@@ -161,6 +162,7 @@ TEST(LayoutTest, WhatOtherModelsKeepBesideTheirAttentionIsPassedOver) {
                                    {"masked_bias", torch::tensor(-1e4f)}}));
   EXPECT_TRUE(loads(Layout::llama, {{"rotary_emb.inv_freq", torch::ones({2})}}));
   EXPECT_TRUE(loads(Layout::bert, {{"output.LayerNorm.weight", torch::ones({12})}}));
+  EXPECT_TRUE(loads(Layout::bert, {{"self.rotary_embeddings.inv_freq", torch::ones({2})}}));
   EXPECT_NE(error_of([&] {
               (void)loads(Layout::vit, {{"norm.weight", torch::ones({4})}});
             }).find("unexpected: 'm.norm.weight'"),
@@ -330,6 +332,82 @@ TEST(LayoutTest, ALayoutOfOnesOwnIsReadFromAFileOrMadeInCode) {
   save(module, directory.file("x"), WeightFileOptions().layout(in_code));
   auto read = load(directory.file("x"), std::nullopt, WeightFileOptions().layout(from_file));
   EXPECT_TRUE(are_bit_equal(parameters_of(*read), parameters_of(*module)));
+}
+
+// A layout that holds W_q to W_o as `native` does, but for what is given.
+Layout own_layout(const std::string& query, const std::string& rest,
+                  const std::string& output = R"({"name": "W_o"})") {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("mine.json");
+  write_bytes(path, R"({"name": "mine", "tensors": [)" + query +
+                        R"(, {"name": "W_k"}, {"name": "W_v"}, )" + output + rest + "]}");
+  return Layout::from_file(path);
+}
+
+// Neither lost by `save` nor left undefined by `load`.
+TEST(LayoutTest, AParameterThatALayoutHasNoPlaceForIsRefused) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x"), found = directory.file("found");
+  const std::string query = R"({"name": "W_q"})",
+                    no_place = ": the mine layout has no place for ";
+  const auto refused = [&](const Layout& layout, const MultiHeadAttentionOptions& options) {
+    MultiHeadAttention module(options);
+    const auto where = WeightFileOptions().layout(layout);
+    const std::string error = error_of([&] { save(module, path, where); });
+    EXPECT_EQ(directory.count(), 0);
+    save(module, found);
+    EXPECT_EQ(error_of([&] { load(module, found, where); }),
+              found + error.substr(std::min(error.size(), path.size())));
+    EXPECT_NE(error_of([&] { load(found, std::nullopt, where); }), "no error");
+    std::remove(found.c_str());
+    return error.substr(std::min(error.size(), path.size()));
+  };
+  const MultiHeadAttentionOptions plain(12, 3);
+  EXPECT_EQ(refused(own_layout(R"({"name": "W_q", "bias": false})", ""), plain),
+            no_place + "W_q.bias");
+  EXPECT_EQ(refused(own_layout(query, R"(, {"name": "q_norm"})"),
+                    MultiHeadAttentionOptions(plain).qk_norm(QKNorm::rms)),
+            no_place + "k_norm");
+  EXPECT_EQ(refused(own_layout(query, R"(, {"name": "bias_k"})"),
+                    MultiHeadAttentionOptions(plain).add_bias_kv(true)),
+            no_place + "bias_v");
+  EXPECT_EQ(refused(own_layout(R"({"name": "W_q", "holds": ["W_g", "W_q"]})", ""), plain),
+            ": the mine layout needs W_g.weight, found a module without");
+}
+
+TEST(LayoutTest, ABiasOfTheOutputWithoutAPlaceIsZero) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x");
+  const Layout layout =
+      own_layout(R"({"name": "W_q"})", "", R"({"name": "out", "holds": "W_o", "bias": false})");
+  const auto where = WeightFileOptions().layout(layout);
+  MultiHeadAttention module(12, 3);
+  module->W_o->bias.detach().fill_(1);
+  EXPECT_EQ(error_of([&] { save(module, path, where); }),
+            path + ": the mine layout has no place for W_o.bias, found one that is not zero");
+  module->W_o->bias.detach().zero_();
+  save(module, path, where);
+  MultiHeadAttention other(12, 3);
+  other->W_o->bias.detach().fill_(1);
+  load(other, path, where);
+  EXPECT_TRUE(are_bit_equal(parameters_of(*other), parameters_of(*module)));
+}
+
+// What has a place in `tensors_apart` alone is read where these are in use.
+TEST(LayoutTest, ABiasIsReadWhereTheTensorsInUseHoldIt) {
+  const TemporaryDirectory directory;
+  const std::string file = directory.file("mine.json"), path = directory.file("x");
+  write_bytes(file, R"({"name": "mine",
+    "tensors": [{"name": "W_q"}, {"name": "W_k", "bias": false}, {"name": "W_v"}, {"name": "W_o"}],
+    "tensors_apart": [{"name": "W_q"}, {"name": "W_k"}, {"name": "W_v"}, {"name": "W_o"}]})");
+  const auto where = WeightFileOptions().layout(Layout::from_file(file));
+  const auto options = MultiHeadAttentionOptions(12, 3).kdim(5);
+  const MultiHeadAttention module(options);
+  module->W_k->bias.detach().fill_(2);
+  save(module, path, where);
+  MultiHeadAttention other(options);
+  load(other, path, where);
+  EXPECT_TRUE(are_bit_equal(parameters_of(*other), parameters_of(*module)));
 }
 
 TEST(LayoutTest, ALayoutThatMakesNoSenseIsRefusedByName) {

@@ -157,6 +157,114 @@ TEST(ModelConfigTest, AWrongConfigurationIsRefusedByTheMemberThatIs) {
             "expected a model's configuration of at most 1048576 bytes, found 1048578");
 }
 
+// Before anything is computed with them, whatever room checks them.
+TEST(ModelConfigTest, ANumberOutOfRangeIsAnErrorOfTheFile) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("config.json");
+  const auto is_refused = [&](const std::string& type, const std::string& more) {
+    write_bytes(path, R"({"model_type": ")" + type + "\", " + kSizes + ", " + more + "}");
+    const std::string error = error_of([&] { options_from_config(path, 0); });
+    return error.compare(0, path.size() + 2, path + ": ") == 0
+               ? ::testing::AssertionSuccess() << error
+               : ::testing::AssertionFailure() << error;
+  };
+  EXPECT_TRUE(is_refused("llama", R"("rope_theta": -5)"));
+  EXPECT_TRUE(is_refused("llama", R"("rope_scaling": {"type": "linear", "factor": 0.5})"));
+  EXPECT_TRUE(is_refused("qwen3", R"("rms_norm_eps": 0)"));
+  EXPECT_TRUE(is_refused("llama", R"("head_dim": 2147483648)"));
+  EXPECT_TRUE(is_refused("mpnet", R"("relative_attention_num_buckets": 7)"));
+}
+
+TEST(ModelConfigTest, ThereIsALimitToTheNumberOfLayers) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("config.json");
+  const auto with = [&](const std::string& type, const std::string& layers) {
+    write_bytes(path, R"({"model_type": ")" + type +
+                          R"(", "hidden_size": 64, "num_attention_heads": 8,
+                             "num_hidden_layers": )" +
+                          layers + "}");
+  };
+  with("llama", "2147483648");
+  const std::string error =
+      path + ": num_hidden_layers: expected at most 4096, found 2147483648";
+  EXPECT_EQ(error_of([&] { options_from_config(path, 0); }), error);
+  EXPECT_EQ(error_of([&] { num_layers_from_config(path); }), error);
+  with("llama", "4096");
+  EXPECT_EQ(num_layers_from_config(path), 4096);
+  // Of which layer 0 is not computed.
+  with("lfm2", "3");
+  EXPECT_NE(error_of([&] { options_from_config(path, 0); }), "no error");
+  EXPECT_EQ(num_layers_from_config(path), 3);
+}
+
+TEST(ModelConfigTest, AConditionIsTrueFalseOrANumber) {
+  const auto olmo = [](const std::string& value) {
+    return error_in(R"({"model_type": "olmo", )" + kSizes + R"(, "clip_qkv": )" + value + "}");
+  };
+  EXPECT_EQ(olmo("null"), "no error");
+  EXPECT_EQ(olmo("false"), "no error");
+  EXPECT_EQ(olmo("8.5"),
+            "the attention of olmo here clips queries, keys and values (clip_qkv), which this "
+            "module does not compute");
+  EXPECT_EQ(olmo(R"("false")"),
+            "clip_qkv: expected true, false or a number, found '\"false\"'");
+  EXPECT_EQ(olmo("[]"), "clip_qkv: expected true, false or a number, found array");
+  // Null is as the default.
+  EXPECT_EQ(
+      error_in(R"({"model_type": "bert", "position_embedding_type": null, )" + kSizes + "}"),
+      "no error");
+}
+
+TEST(ModelConfigTest, WhatCannotBeComputedIsRefusedByItsMember) {
+  const auto is_refused = [](const std::string& text, const std::string& member) {
+    return error_in(text).find("(" + member + "), which this module does not compute") !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(
+      is_refused(R"({"model_type": "nomic_bert", "rotary_scaling_factor": 2, )" + kSizes + "}",
+                 "rotary_scaling_factor"));
+  const std::string mpt =
+      R"({"model_type": "mpt", "d_model": 64, "n_heads": 8, "n_layers": 2, "attn_config": )";
+  EXPECT_TRUE(is_refused(mpt + R"({"prefix_lm": true}})", "prefix_lm"));
+  EXPECT_TRUE(is_refused(mpt + R"({"rope": true}})", "rope"));
+  EXPECT_EQ(error_in(mpt + R"({"prefix_lm": false, "rope": false}})"), "no error");
+}
+
+TEST(ModelConfigTest, PartsOfHeadsAreRotatedWhereTheFileSaysSo) {
+  const ModelLayerOptions phi3 = options_of(
+      R"({"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 8,
+          "num_hidden_layers": 2, "partial_rotary_factor": 0.75})");
+  EXPECT_EQ(shown(phi3.attention.rotary()), shown(RotaryOptions().rotary_dim(12)));
+}
+
+// As transformers fills them in.
+TEST(ModelConfigTest, ASectionOfAnEmptyObjectHasTheDefaultsOfItsModel) {
+  const auto sizes = [](const std::string& type, const std::string& part) {
+    const auto options = options_of(
+        R"({"model_type": ")" + type + R"(", "text_config": {}, "vision_config": {}})", 0,
+        part);
+    return std::vector<int64_t>{options.attention.d_model(), options.attention.num_heads(),
+                                options.attention.num_kv_heads().value_or(0),
+                                options.num_layers};
+  };
+  EXPECT_EQ(sizes("gemma3", "text"), (std::vector<int64_t>{2304, 8, 4, 26}));
+  EXPECT_EQ(sizes("clip", "text"), (std::vector<int64_t>{512, 8, 0, 12}));
+  EXPECT_EQ(sizes("clip", "vision"), (std::vector<int64_t>{768, 12, 0, 12}));
+  EXPECT_EQ(sizes("siglip", "text"), (std::vector<int64_t>{768, 12, 0, 12}));
+  EXPECT_EQ(sizes("siglip", "vision"), (std::vector<int64_t>{768, 12, 0, 12}));
+}
+
+TEST(ModelConfigTest, ALayerLiesWhereItsModelPutsIt) {
+  EXPECT_EQ(options_of(R"({"model_type": "ijepa", )" + kSizes + "}", 1).prefixes,
+            (std::vector<std::string>{"ijepa.encoder.layer.1.attention",
+                                      "encoder.layer.1.attention"}));
+}
+
+TEST(ModelConfigTest, AConfigurationMayBeginWithWhiteSpace) {
+  EXPECT_EQ(error_in("\n\t\r {\"model_type\": \"llama\", " + kSizes + "}\n"), "no error");
+  EXPECT_EQ(error_in(" \n"), "expected it to begin with '{', found ''");
+}
+
 TEST(ModelConfigTest, DeepTextsAreRefusedAndDoNotExhaustTheStack) {
   const auto nested = [](size_t levels) {
     return R"({"model_type": "llama", "num_hidden_layers": )" + std::string(levels, '[') +
