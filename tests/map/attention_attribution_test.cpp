@@ -37,7 +37,7 @@ constexpr Attribution every_attribution[] = {Attribution::gradient, Attribution:
 
 double weight_tolerance(at::ScalarType dtype) {
   if (dtype == at::kDouble) return 1e-14;
-  return detail::plain_is_forced() ? 2e-6 : 3e-7;
+  return detail::kernels_are_off() ? 2e-6 : 3e-7;
 }
 
 // Multiples of a half from -1 to 1.
@@ -442,7 +442,7 @@ TEST(AttentionAttributionTest, WhatWasMovedFromOrModifiedIsAnError) {
 // -- Threads and memory.
 
 TEST(AttentionAttributionTest, ResultsAreBitEqualForAnyNumberOfThreads) {
-  if (detail::plain_is_forced()) GTEST_SKIP() << "ATen's products may differ";
+  if (detail::kernels_are_off()) GTEST_SKIP() << "ATen's products may differ";
   Random random(9);
   const auto q = random.normal({1, 2, 700, 16}), k = random.normal({1, 1, 600, 16});
   const auto v = random.normal({1, 1, 600, 12}), g = random.normal({1, 2, 700, 12});
@@ -477,7 +477,7 @@ TEST(AttentionAttributionTest, OneObjectServesSeveralThreads) {
 // The weights would take 512 MiB, and as many again the gradient and the product. The plain
 // path forms 2^21 pairs at a time, and a dozen copies of them.
 TEST(AttentionAttributionTest, LongInputsTakeNoMemoryForAMap) {
-  const bool plain = detail::plain_is_forced();
+  const bool plain = detail::kernels_are_off();
   const int64_t t = 4096, h = 8, d = 16;
   const auto q = torch::randn({1, h, t, d}), k = torch::randn({1, h, t, d});
   const auto v = torch::randn({1, h, t, d}), g = torch::randn({1, h, t, d});
