@@ -209,7 +209,7 @@ TEST_F(CliHostileTest, MemoryThatIsNotGrantedIsAnErrorInWordsOfThisProgram) {
   detail::write_safetensors(input_, {{{"x", at::zeros({1, 5000000, 1}, at::kDouble)}}, {}});
   const ProgramResult result = run_mha({"run", "--model", narrow, "--input", input_, "--output",
                                         output_, "--return-weights", "none"},
-                                       {{"MHA_BLOCK_BYTES", "9000000000000000000"}});
+                                       {{"MHA_PATH", "plain"}, {"MHA_BLOCK_BYTES", "9000000000000000000"}});
   expect_error(result, "memory");
   EXPECT_EQ(result.error.find("enforce fail"), std::string::npos) << result.error;
   EXPECT_EQ(result.error.find("bad_alloc"), std::string::npos) << result.error;
