@@ -20,5 +20,6 @@ int main() {
   auto x = token.to(device);
   auto [output, map] = attention->trace(x, {}, {}, call);  // all there
   auto entropy = map.entropy().cpu();                      // (2, 8, 1)
-  std::cout << output.sizes() << ' ' << entropy.sizes() << '\n';
+  auto here = map.to(at::kCPU);                            // to draw, or to keep
+  std::cout << output.sizes() << ' ' << entropy.sizes() << ' ' << here.dense().sizes() << '\n';
 }

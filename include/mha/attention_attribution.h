@@ -118,6 +118,8 @@ class AttentionAttribution {
 
   /// The weights A.
   AttentionMap map() const;
+  /// The same on another device.
+  AttentionAttribution to(at::Device device) const;
   /// (..., Hk, S, Dv) and (..., H, L, Dv), as they are kept.
   at::Tensor value() const;
   at::Tensor grad_output() const;

@@ -144,6 +144,8 @@ class AttentionMap {
 
   /// The same map, from which no gradient flows.
   AttentionMap detach() const;
+  /// The same on another device. Gradients flow back to the tensors of this one.
+  AttentionMap to(at::Device device) const;
 
   int64_t num_heads() const;
   int64_t num_queries() const;

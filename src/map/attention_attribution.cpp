@@ -161,6 +161,10 @@ AttentionMap AttentionAttribution::map() const {
   return AttentionMap(state().map);
 }
 
+AttentionAttribution AttentionAttribution::to(at::Device device) const {
+  return AttentionAttribution(state().to(device));
+}
+
 at::Tensor AttentionAttribution::value() const {
   return restore(state(), state().value);
 }

@@ -152,6 +152,10 @@ AttentionMap AttentionMap::detach() const {
   return AttentionMap(state().detach());
 }
 
+AttentionMap AttentionMap::to(at::Device device) const {
+  return AttentionMap(state().to(device));
+}
+
 int64_t AttentionMap::num_heads() const {
   return state().query.size(1);
 }

@@ -12,10 +12,20 @@ AttributionState::AttributionState(const MapState& map_, const at::Tensor& value
       value_version_(version_of(value)),
       grad_version_(version_of(grad_output)) {}
 
-MapView AttributionState::view(Attribution attribution) const {
+void AttributionState::check_unmodified() const {
   constexpr const char* subject = "AttentionAttribution";
   check_version(subject, "value", value, value_version_);
   check_version(subject, "grad_output", grad_output, grad_version_);
+}
+
+std::shared_ptr<const AttributionState> AttributionState::to(at::Device device) const {
+  check_unmodified();
+  return std::make_shared<AttributionState>(*map->to(device), value.to(device),
+                                            grad_output.to(device));
+}
+
+MapView AttributionState::view(Attribution attribution) const {
+  check_unmodified();
   auto view = map->view();
   const auto dtype = view.query.scalar_type();
   view.attribution = attribution;

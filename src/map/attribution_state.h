@@ -17,11 +17,15 @@ struct AttributionState {
 
   /// What a method computes from. Throws if a kept tensor was modified since.
   MapView view(Attribution attribution) const;
+  /// The same on another device. Throws likewise.
+  std::shared_ptr<const AttributionState> to(at::Device device) const;
 
   std::shared_ptr<const MapState> map;  // without gradients
   at::Tensor value, grad_output;        // likewise
 
  private:
+  void check_unmodified() const;
+
   int64_t value_version_, grad_version_;
 };
 

@@ -150,4 +150,19 @@ std::shared_ptr<const MapState> MapState::detach() const {
   return copy;
 }
 
+std::shared_ptr<const MapState> MapState::to(at::Device device) const {
+  check_unmodified();
+  auto moved_mask = mask;
+  for (auto* list : tensor_lists(moved_mask)) {
+    for (auto& tensor : *list) tensor = tensor.to(device);
+  }
+  auto moved_scoring = scoring;
+  for (auto* tensor : {&moved_mask.offsets, &moved_scoring.sinks}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  // Statistics are the kernels' alone, which form them where they are first wanted.
+  return std::make_shared<MapState>(query.to(device), key.to(device), std::move(moved_mask),
+                                    std::move(moved_scoring), leading);
+}
+
 }  // namespace mha::detail

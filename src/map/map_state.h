@@ -65,6 +65,8 @@ struct MapState {
   MapView view() const;
   /// The same without gradients. Throws likewise.
   std::shared_ptr<const MapState> detach() const;
+  /// The same on another device. Throws likewise.
+  std::shared_ptr<const MapState> to(at::Device device) const;
 
   at::Tensor query, key;
   ResolvedMask mask;

@@ -1,5 +1,6 @@
 // Guards that every method of a map gives on any device what it gives on the CPU in float64,
 // with gradients, from a call's trace and from projections. Tolerances are those of `agree`.
+#include <mha/attention_attribution.h>
 #include <mha/attention_map.h>
 
 #include "device/device_test.h"
@@ -70,6 +71,54 @@ TEST_F(DeviceMapTest, MapsOfProjectionsOfHalfTypesAgree) {
     // Half types are widened: the map's own numbers are float32.
     EXPECT_TRUE(agrees_on_device(call, {rounded(inputs[0], dtype), rounded(inputs[1], dtype)},
                                  dtype == at::kDouble ? at::kDouble : at::kFloat));
+  }
+}
+
+TEST_F(DeviceMapTest, AMapGoesToAnotherDeviceAndBack) {
+  const auto inputs = draw_inputs(5);
+  const auto mask = Mask::lengths(torch::tensor({9, 6})) & Mask::alibi(alibi_slopes(H));
+  const PlacedCall call = [&](const Place& place, const Tensors& in) {
+    const auto leaves = put_leaves(in, place);
+    const auto there = trace(leaves, mask, place), here = there.to(at::kCPU);
+    EXPECT_TRUE(here.query().device().is_cpu());
+    EXPECT_TRUE(here.mean().device().is_cpu());
+    const auto back = here.to(place.device).mean();
+    auto results =
+        torch::autograd::grad({back.square().sum()}, {leaves[0], leaves[1], leaves[3]});
+    results.push_back(back.detach());
+    return results;
+  };
+  EXPECT_TRUE(agrees_on_device(call, inputs, at::kFloat));
+}
+
+// What a loss attributes to the pairs, by every method.
+TEST_F(DeviceMapTest, AttributionsAgree) {
+  auto inputs = draw_inputs(6);
+  Random random(7);
+  inputs.push_back(random.normal({N, H, L, D}, at::kDouble));  // the gradient
+  for (const auto& mask : {Mask(), Mask::causal() & Mask::lengths(torch::tensor({9, 6}))}) {
+    for (const auto shown :
+         {Attribution::gradient, Attribution::relevance, Attribution::positive_relevance}) {
+      SCOPED_TRACE(::testing::Message() << shown << ", " << mask);
+      const PlacedCall call = [&](const Place& place, const Tensors& in) {
+        const AttentionAttribution found(trace(put_leaves(in, place), mask, place).detach(),
+                                         put(in[2], place), put(in[4], place));
+        const auto sums = found.sums(shown);
+        const auto there = found.to(at::kCPU).sums(shown).by_key.to(place.device);
+        return Tensors{found.dense(shown),
+                       found.head(shown, 1),
+                       found.rows(shown, 1, 4),
+                       found.mean(shown),
+                       found.pooled(shown, 2, 3),
+                       found.top_k(shown, 3).values,
+                       found.block(shown, 1, {1, 4}, {2, 7}),
+                       sums.by_head,
+                       sums.by_query,
+                       sums.by_key,
+                       there};
+      };
+      EXPECT_TRUE(agrees_on_device(call, inputs, at::kFloat));
+    }
   }
 }
 
