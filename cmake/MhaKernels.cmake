@@ -3,14 +3,19 @@
 # The kernels of one instruction set, src/cpu/kernels_<set>.cpp, with flags of their own. The tests
 # run on each set of the global property mha_KERNEL_SETS.
 #
-# They are optimised in every build type, since unoptimised vector code is too slow to test. No
-# option may change what a comparison with NaN gives.
+# They are optimised in every build type, since unoptimised vector code is too slow to test; under
+# sanitizers less, since their checks take the time there and a third of it to compile. No option may
+# change what a comparison with NaN gives.
 function(mha_add_kernels set)
   set(file src/cpu/kernels_${set}.cpp)
+  set(optimise -O3)
+  if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    set(optimise -O1)
+  endif()
   target_sources(mha PRIVATE ${file})
   set_source_files_properties(${file} PROPERTIES
     COMPILE_OPTIONS
-      "-O3;-ffp-contract=fast;-fno-math-errno;-fno-trapping-math;-DMHA_IS_KERNEL;${ARGN}"
+      "${optimise};-ffp-contract=fast;-fno-math-errno;-fno-trapping-math;-DMHA_IS_KERNEL;${ARGN}"
     SKIP_UNITY_BUILD_INCLUSION ON)
   set_property(GLOBAL APPEND PROPERTY mha_KERNEL_SETS ${set})
 endfunction()

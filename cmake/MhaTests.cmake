@@ -1,4 +1,5 @@
-# mha_add_test(<name> SOURCES <file>... [LIBS <target>...] [NEEDS <fixture>] [EVERY_PATH] [POISONED])
+# mha_add_test(<name> SOURCES <file>... [ALONE <file>...] [LIBS <target>...] [NEEDS <fixture>]
+#              [EVERY_PATH] [POISONED])
 #
 # One GoogleTest executable, which is one test of ctest: a process for each of its tests would spend
 # minutes on loading LibTorch. Sources see tests/ and src/, since internals are tested too, and need
@@ -6,24 +7,29 @@
 # runs again on each instruction set of the kernels by name (ctest shows as skipped those that the CPU
 # lacks, and the widest, on which the first run is), on the plain path, and there with LibTorch's
 # products in another order of sums at each call; with POISONED, on memory that holds NaN until
-# something is computed into it. NEEDS names a ctest fixture that must be set up before.
+# something is computed into it. Sources are compiled four at a time, but for those
+# that stand ALONE since other files have names of theirs in an anonymous namespace, too. NEEDS names
+# a ctest fixture that must be set up before.
 find_package(GTest REQUIRED)
 
 # The executable alone, for tests that ctest is told of in another way.
 function(mha_add_test_executable name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;ALONE;LIBS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
-    message(FATAL_ERROR "tests: ${name}: expected SOURCES <file>... [LIBS <target>...]")
+    message(FATAL_ERROR "tests: ${name}: expected SOURCES <file>... [ALONE <file>...] [LIBS <target>...]")
   endif()
-  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
+  add_executable(${name} ${arg_SOURCES} ${arg_ALONE} ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
   target_link_libraries(${name} PRIVATE mha_test_settings ${arg_LIBS})
   target_precompile_headers(${name} REUSE_FROM mha_test_pch)
+  # What templates of Torch's headers cost a file in spite of that is paid once for four.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+  set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
 function(mha_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH;POISONED" "NEEDS" "SOURCES;LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "EVERY_PATH;POISONED" "NEEDS" "SOURCES;ALONE;LIBS")
   mha_add_test_executable(${name} ${arg_UNPARSED_ARGUMENTS}
-    SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:mha_test_blas> LIBS ${arg_LIBS})
+    SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:mha_test_blas> ALONE ${arg_ALONE} LIBS ${arg_LIBS})
   # Threads that wait do not spin: the tests of a parallel ctest share the cores. What runs again,
   # under a sanitizer or on another path, runs on one thread.
   set(environment OMP_WAIT_POLICY=passive)

@@ -275,7 +275,7 @@ Command bench_command(CLI::App& program) {
       ->allow_extra_args(false);
   app->add_option("--device", arguments->device, "cpu, cuda, cuda:1, mps, xpu; default: cpu")
       ->check(not_empty())
-      ->type_name("TEXT");
+      ->type_name("DEVICE");
   app->add_flag("--json", arguments->json, "Write JSON");
   app->footer(
       "Example: mha bench --threads 1 --case 'module_forward 1x2048'\n"

@@ -67,7 +67,7 @@ nlohmann::ordered_json compared(const std::string& name, const at::Tensor& actua
           {"passed", difference.largest <= tolerance}};
 }
 
-std::string text(const nlohmann::ordered_json& report) {
+std::string comparison_text(const nlohmann::ordered_json& report) {
   const auto value = [](const nlohmann::ordered_json& json) {
     return json.is_string() ? json.get<std::string>()
                             : fmt::format("{:.9g}", json.get<double>());
@@ -135,7 +135,7 @@ ExitCode compare_layer(const CompareArguments& arguments) {
                                          {"compared", results},
                                          {"tolerance", tolerance},
                                          {"passed", passed}};
-  print_report(report, arguments.json, text);
+  print_report(report, arguments.json, comparison_text);
   return passed ? kSuccess : kDiffers;
 }
 

@@ -25,7 +25,7 @@ struct ConvertArguments {
   bool json = false;
 };
 
-std::string text(const nlohmann::ordered_json& report) {
+std::string conversion_text(const nlohmann::ordered_json& report) {
   std::string lines = layer_text(report["layer"]);
   lines += fmt::format("{} ({} layout)\n", report["output_file"].get<std::string>(),
                        report["layout"].get<std::string>());
@@ -51,7 +51,7 @@ ExitCode convert_layer(const ConvertArguments& arguments) {
   for (const auto& [name, tensor] : detail::read_safetensors(arguments.output).tensors) {
     report["tensors"][name] = described(tensor);
   }
-  print_report(report, arguments.json, text);
+  print_report(report, arguments.json, conversion_text);
   return kSuccess;
 }
 

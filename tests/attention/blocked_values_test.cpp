@@ -6,7 +6,6 @@
 #include <mha/scaled_dot_product_attention.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "support/expect.h"
@@ -18,16 +17,16 @@ namespace {
 
 using test::all_zero;
 using test::bools;
+using test::infinity;
 using test::is_bit_equal;
 using test::is_close;
 using test::is_finite;
 using test::is_same_but_for_blas;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using Alignment = Mask::Alignment;
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double poisons[] = {nan, infinity, -infinity};
 constexpr int64_t N = 2, H = 3, L = 4, S = 5, D = 6;
 

@@ -18,6 +18,7 @@ using test::is_bit_equal;
 using test::is_close;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using test::refuses;
 using Alignment = Mask::Alignment;
 
@@ -310,7 +311,6 @@ TEST(ScaledDotProductAttentionTest, OptionsWithoutAMeaningAreRefused) {
                                    std::initializer_list<std::string> words) {
     return refuses([&] { attend(in, {}, options); }, words);
   };
-  const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_TRUE(refused_options(AttentionOptions().dropout(-0.5), {"dropout", "[0, 1]", "-0.5"}));
   EXPECT_TRUE(refused_options(AttentionOptions().dropout(1.5), {"dropout", "[0, 1]", "1.5"}));
   EXPECT_TRUE(refused_options(AttentionOptions().dropout(nan), {"dropout", "[0, 1]", "nan"}));

@@ -23,14 +23,14 @@ namespace mha {
 namespace {
 
 using test::all_zero;
+using test::infinity;
 using test::is_bit_equal;
 using test::is_close;
 using test::is_finite;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using test::refuses;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 AttentionOptions without_weights(const AttentionOptions& options) {
   return AttentionOptions(options).weights(Weights::none);
@@ -228,19 +228,18 @@ TEST(ScoreOptionsTest, WhatIsBlockedHasNoEffectEvenAsNaN) {
   }
 }
 
-// NaN where `nan` is set, and nowhere else; there the numbers of `otherwise`.
-::testing::AssertionResult is_nan_where(const at::Tensor& actual, const at::Tensor& nan,
+// NaN where `unknown` is set, and nowhere else; there the numbers of `otherwise`.
+::testing::AssertionResult is_nan_where(const at::Tensor& actual, const at::Tensor& unknown,
                                         const at::Tensor& otherwise) {
-  const auto equal = is_bit_equal(actual.isnan(), nan.expand_as(actual));
+  const auto equal = is_bit_equal(actual.isnan(), unknown.expand_as(actual));
   const double tolerance = std::max(1e-6, test::blas_tolerance(otherwise));
-  return equal ? is_close(actual.nan_to_num(0), otherwise.masked_fill(nan, 0), tolerance)
+  return equal ? is_close(actual.nan_to_num(0), otherwise.masked_fill(unknown, 0), tolerance)
                : equal;
 }
 
 // As NaN in a key of this head would.
 TEST(ScoreOptionsTest, ASinkOfNaNReachesTheQueriesOfItsHeadThatSeeAKey) {
   torch::manual_seed(79);
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const auto& [l, s] : {std::pair<int64_t, int64_t>{40, 70}, {2, 700}}) {
       SCOPED_TRACE(::testing::Message() << dtype << " " << l);

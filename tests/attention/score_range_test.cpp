@@ -7,7 +7,6 @@
 #include <mha/scaled_dot_product_attention.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "support/expect.h"
@@ -16,11 +15,11 @@ namespace mha {
 namespace {
 
 using test::all_zero;
+using test::infinity;
 using test::is_close;
 using test::is_finite;
 using test::leaf;
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr int64_t N = 2, H = 2, D = 32;
 
 // A number of a dtype whose square it can't hold, a power of two.

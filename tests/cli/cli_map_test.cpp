@@ -148,11 +148,11 @@ TEST_F(CliMapTest, TokensAreWordsOrAFileOfLinesOrOfJson) {
   draw::Maps maps = first_sample();
   maps.queries = maps.keys = {"[CLS]", "a", "<cat>", "[SEP]"};
   expect_drawn(map_stored({"--tokens", "[CLS] a <cat> [SEP]"}), maps);
-  const std::string lines = directory_.file("tokens"), json = directory_.file("tokens.json");
+  const std::string lines = directory_.file("tokens"), list = directory_.file("tokens.json");
   write_bytes(lines, "[CLS]\na\r\n<cat>\n[SEP]\n");
   expect_drawn(map_stored({"--tokens", lines}), maps);
-  write_bytes(json, R"(["[CLS]", "a", "<cat>", "[SEP]"])");
-  expect_drawn(map_stored({"--tokens", json}), maps);
+  write_bytes(list, R"(["[CLS]", "a", "<cat>", "[SEP]"])");
+  expect_drawn(map_stored({"--tokens", list}), maps);
   maps.keys = {"1", "2", "3", "4"};
   expect_drawn(map_stored({"--tokens", lines, "--key-tokens", "1 2 3 4"}), maps);
 }

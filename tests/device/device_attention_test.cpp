@@ -4,7 +4,6 @@
 #include <mha/scaled_dot_product_attention.h>
 
 #include <cmath>
-#include <limits>
 
 #include "attention/plain_attention.h"
 #include "attention/plain_blocks.h"
@@ -15,8 +14,6 @@ namespace mha::test {
 namespace {
 
 constexpr int64_t N = 2, H = 2, Hk = 1, L = 5, S = 9, D = 8;
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-constexpr double inf = std::numeric_limits<double>::infinity();
 
 class DeviceAttentionTest : public DeviceTest {};
 
@@ -174,15 +171,15 @@ TEST_F(DeviceAttentionTest, WhatIsBehindAMaskReachesNoResultAndNoGradient) {
     for (auto* all : {&zeroed, &spoilt}) (*all)[i] = (*all)[i].clone();
     zeroed[i].narrow(2, 3, 3).zero_();
     spoilt[i].select(2, 3).fill_(nan);
-    spoilt[i].select(2, 4).fill_(inf);
+    spoilt[i].select(2, 4).fill_(infinity);
     spoilt[i].select(2, 5).fill_(-3e38);
   }
   const auto blocked = at::arange(S).ge(3).logical_and(at::arange(S).le(5));
   for (const auto& mask :
        {Mask::block_keys(blocked), Mask::keep(blocked.logical_not().expand({L, S})),
         Mask::documents(at::zeros({L}, at::kLong), blocked.to(at::kLong)),
-        Mask::add(at::zeros({N, H, L, S}).masked_fill(blocked, -inf)),
-        Mask::add_keys(at::zeros({S}).masked_fill(blocked, -inf))}) {
+        Mask::add(at::zeros({N, H, L, S}).masked_fill(blocked, -infinity)),
+        Mask::add_keys(at::zeros({S}).masked_fill(blocked, -infinity))}) {
     SCOPED_TRACE(mask);
     const auto place = device_place(at::kFloat);
     const auto call = attend(mask, AttentionOptions().softcap(20));
@@ -221,7 +218,7 @@ TEST_F(DeviceAttentionTest, NanReachesTheRowsThatSeeItAndNoOthers) {
         Mask::keep(at::arange(L * S * H).view({1, H, L, S}).remainder(3).ne(0)) &
             Mask::causal()}) {
     for (size_t place = 0; place < 3; ++place) {
-      for (const double number : {nan, inf, -inf}) {
+      for (const double number : {nan, infinity, -infinity}) {
         if (place < 2 && !std::isnan(number)) continue;
         auto inputs = draw_inputs(9);
         inputs[place].select(2, 4).select(2, 3).fill_(number);

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,7 +30,6 @@
 namespace mha::test {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr Attribution every_attribution[] = {Attribution::gradient, Attribution::relevance,
                                              Attribution::positive_relevance};
 

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,8 +19,6 @@
 
 namespace mha::test {
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // The results of every method, in one list.
 std::vector<at::Tensor> all_results(const AttentionMap& map) {
@@ -107,11 +104,8 @@ TEST(AttentionMapContractTest, AnIndexOutsideItsRangeIsNamed) {
   EXPECT_TRUE(refuses([&] { map.pooled(6, 1); }, {"pooled", "rows", "5", "6"}));
   EXPECT_TRUE(refuses([&] { map.pooled(1, 0); }, {"pooled", "columns", "7", "0"}));
   EXPECT_TRUE(refuses([&] { map.scores(ScoreStage::scaled, 0, 6); }, {"scores", "5", "6"}));
-  EXPECT_TRUE(refuses(
-      [] {
-        AttentionMap(torch::randn({2, 5, 8}), torch::randn({2, 5, 4}));
-      },
-      {"key", "8", "4"}));
+  EXPECT_TRUE(refuses([] { AttentionMap(torch::randn({2, 5, 8}), torch::randn({2, 5, 4})); },
+                      {"key", "8", "4"}));
 }
 
 TEST(AttentionMapContractTest, ATensorThatChangedSinceIsAnError) {
@@ -230,11 +224,8 @@ TEST(AttentionMapContractTest, RolloutRefusesLayersThatDoNotFit) {
   };
   EXPECT_TRUE(refuses([] { attention_rollout({}); }, {"layers", "none"}));
   EXPECT_TRUE(refuses([&] { attention_rollout({map(1, 5, 6)}); }, {"5", "6", "0"}));
-  EXPECT_TRUE(refuses(
-      [&] {
-        attention_rollout({map(1, 5, 5), map(1, 6, 6)});
-      },
-      {"5", "6", "1"}));
+  EXPECT_TRUE(
+      refuses([&] { attention_rollout({map(1, 5, 5), map(1, 6, 6)}); }, {"5", "6", "1"}));
   EXPECT_TRUE(refuses([&] { attention_rollout({map(1, 5, 5), map(2, 5, 5)}); }, {"1", "2"}));
 }
 

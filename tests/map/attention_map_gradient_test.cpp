@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -19,8 +18,6 @@
 
 namespace mha::test {
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 struct Method {
   const char* name;
@@ -47,10 +44,7 @@ TEST(AttentionMapGradientTest, GradientsAreThoseOfTheWeights) {
        [](const auto& w) { return w.select(1, 1); }},
       {"rows", [](const auto& m) { return m.rows(1, 3); },
        [](const auto& w) { return w.narrow(2, 1, 2); }},
-      {"block",
-       [](const auto& m) {
-         return m.block(3, {0, 4}, {2, 6});
-       },
+      {"block", [](const auto& m) { return m.block(3, {0, 4}, {2, 6}); },
        [](const auto& w) { return w.select(1, 3).narrow(1, 0, 4).narrow(2, 2, 4); }},
       {"mean", [](const auto& m) { return m.mean(); }, [](const auto& w) { return w.mean(1); }},
       {"entropy", [](const auto& m) { return m.entropy(); },

@@ -10,7 +10,6 @@
 #include <mha/multi_head_attention.h>
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -23,8 +22,6 @@
 
 namespace mha::test {
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // The kernels form a map as they formed the output. On the plain path LibTorch's BLAS may sum
 // the products in another order: scores of up to 8 in partial sums over at most 64 dimensions

@@ -7,8 +7,6 @@
 #include <mha/attention_map.h>
 #include <mha/mask.h>
 
-#include <limits>
-
 #include "runtime/attention_path.h"
 #include "support/cost.h"
 #include "support/expect.h"
@@ -18,12 +16,11 @@
 namespace mha {
 namespace {
 
+using test::infinity;
 using test::is_close;
 using test::leaf;
+using test::nan;
 using test::Random;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 const test::Sizes sizes{2, 3, 70, 90};
 

@@ -6,7 +6,6 @@
 #include <mha/attention_map.h>
 #include <mha/mask.h>
 
-#include <limits>
 #include <sstream>
 
 #include "runtime/attention_path.h"
@@ -21,17 +20,16 @@ namespace {
 
 using test::all_zero;
 using test::draw_call_inputs;
+using test::infinity;
 using test::is_bit_equal;
 using test::is_close;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using test::picture;
 using test::Random;
 using test::refuses;
 using test::uniform_weights;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 // (N, S) with some of -inf, and those as the pairs of all queries.
 at::Tensor draw_keys(int64_t seed, const test::Sizes& sizes) {
@@ -93,17 +91,11 @@ TEST(KeyMaskTest, AddKeysTakesTheShapesOfKeysAndThatOfExtendedMasks) {
   }
   for (const auto& wrong : {at::zeros({4}), at::zeros({1, 3}), at::zeros({3, 3}),
                             at::zeros({2, 1, 3}), at::zeros({2, 2, 1, 3}), at::zeros({})}) {
-    EXPECT_TRUE(refuses(
-        [&] {
-          uniform_weights(Mask::add_keys(wrong), {2, 1, 1, 3});
-        },
-        {"Mask::add_keys", "(N, S) = (2, 3)", "(N or 1, 1, 1, S)", "found"}));
+    EXPECT_TRUE(refuses([&] { uniform_weights(Mask::add_keys(wrong), {2, 1, 1, 3}); },
+                        {"Mask::add_keys", "(N, S) = (2, 3)", "(N or 1, 1, 1, S)", "found"}));
   }
-  EXPECT_TRUE(refuses(
-      [] {
-        Mask::add_keys(torch::tensor({1, 0}));
-      },
-      {"Mask::add_keys", "floating", "Long", "Mask::keep_keys"}));
+  EXPECT_TRUE(refuses([] { Mask::add_keys(torch::tensor({1, 0})); },
+                      {"Mask::add_keys", "floating", "Long", "Mask::keep_keys"}));
 }
 
 TEST(KeyMaskTest, AddKeysAgreesWithLoopsBesideEveryOtherMask) {

@@ -2,7 +2,6 @@
 // constructor, what it accepts and what it was given, and that nothing is silently broadcast.
 #include <mha/mask.h>
 
-#include <limits>
 #include <string>
 
 #include "support/expect.h"
@@ -10,6 +9,8 @@
 namespace mha {
 namespace {
 
+using test::infinity;
+using test::nan;
 using test::refuses;
 
 // N = 2, H = 3, L = 4, S = 5; no two sizes or products agree.
@@ -20,26 +21,17 @@ using test::refuses;
 
 TEST(MaskErrorTest, BlockTakesBoolOnly) {
   for (const auto dtype : {at::kByte, at::kLong, at::kFloat}) {
-    EXPECT_TRUE(refuses(
-        [&] {
-          Mask::block(at::zeros({4, 5}, dtype));
-        },
-        {"Mask::block", "bool", c10::toString(dtype)}));
-    EXPECT_TRUE(refuses(
-        [&] {
-          Mask::block_keys(at::zeros({2, 5}, dtype));
-        },
-        {"Mask::block_keys", "bool", c10::toString(dtype)}));
+    EXPECT_TRUE(refuses([&] { Mask::block(at::zeros({4, 5}, dtype)); },
+                        {"Mask::block", "bool", c10::toString(dtype)}));
+    EXPECT_TRUE(refuses([&] { Mask::block_keys(at::zeros({2, 5}, dtype)); },
+                        {"Mask::block_keys", "bool", c10::toString(dtype)}));
   }
 }
 
 TEST(MaskErrorTest, AddTakesFloatingOnly) {
   for (const auto dtype : {at::kBool, at::kLong, at::kComplexFloat}) {
-    EXPECT_TRUE(refuses(
-        [&] {
-          Mask::add(at::zeros({4, 5}, dtype));
-        },
-        {"Mask::add", "floating", c10::toString(dtype)}));
+    EXPECT_TRUE(refuses([&] { Mask::add(at::zeros({4, 5}, dtype)); },
+                        {"Mask::add", "floating", c10::toString(dtype)}));
   }
 }
 
@@ -61,8 +53,6 @@ TEST(MaskErrorTest, AnUndefinedTensorIsNoMask) {
 
 // A mask of 0 and -inf, given as flags, would be read reversed.
 TEST(MaskErrorTest, AFlagBelowZeroOrNanIsRefused) {
-  constexpr double infinity = std::numeric_limits<double>::infinity();
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   const auto refuse_all = [](const at::Tensor& keys, const std::string& found) {
     EXPECT_TRUE(refuses([&] { Mask::keep(keys.dim() == 1 ? keys.unsqueeze(0) : keys); },
                         {"Mask::keep", "mask", "0 or above", found, "Mask::add"}));

@@ -5,7 +5,6 @@
 #include <mha/scaled_dot_product_attention.h>
 
 #include <cmath>
-#include <limits>
 
 #include "attention/kernel_attention.h"
 #include "attention/plain_attention.h"
@@ -23,9 +22,9 @@ using detail::MaskList;
 using detail::ResolvedMask;
 using test::is_close;
 using test::mask_samples;
+using test::nan;
 using test::Sizes;
 
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t head_dim = 8;
 
 // What a mask says of all pairs, (N, H, L, S + extra).

@@ -14,17 +14,16 @@ namespace mha {
 namespace {
 
 using test::bools;
+using test::infinity;
 using test::is_bit_equal;
 using test::is_close;
 using test::leaf;
+using test::nan;
 using test::picture;
 using test::Sizes;
 using test::uniform_weights;
 using test::visible;
 using Alignment = Mask::Alignment;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 at::Tensor doubles(std::vector<double> values) {
   return torch::tensor(values, at::kDouble);

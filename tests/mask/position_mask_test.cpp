@@ -23,6 +23,7 @@ using test::draw_call_inputs;
 using test::is_close;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using test::picture;
 using test::Random;
 using test::refuses;
@@ -138,11 +139,9 @@ TEST(PositionMaskTest, OffsetsOfAnotherShapeOrDtypeAreRefused) {
                       {"Mask::window", "offsets", "integer", "Bool"}));
   EXPECT_TRUE(refuses([] { Mask::causal(at::Tensor()); }, {"Mask::causal", "undefined"}));
   EXPECT_TRUE(refuses([] { Mask::window(-2, 0, torch::tensor({0})); }, {"Mask::window", "-2"}));
-  EXPECT_TRUE(refuses(
-      [] {
-        uniform_weights(Mask::causal(torch::tensor({1, 2, 3})), {2, 1, 2, 2});
-      },
-      {"Mask::causal", "offsets", "N", "2", "3"}));
+  EXPECT_TRUE(
+      refuses([] { uniform_weights(Mask::causal(torch::tensor({1, 2, 3})), {2, 1, 2, 2}); },
+              {"Mask::causal", "offsets", "N", "2", "3"}));
 }
 
 TEST(PositionMaskTest, AQuerySeesTheKeysOfItsDocument) {
@@ -285,7 +284,6 @@ TEST(PositionMaskTest, AGradientFlowsIntoATableAndIntoSlopes) {
 TEST(PositionMaskTest, SlopesWithAndWithoutAGradientGiveEqualBits) {
   const test::Sizes sizes{2, 3, 40, 70};
   const auto [q, k, v] = draw_call_inputs(24, sizes, at::kFloat);
-  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto& slopes : {alibi_slopes(3), torch::tensor({0.1F, -0.3F, 3e38F}),
                              torch::tensor({1.0F, nan, 0.5F})}) {
     for (const int64_t far : {int64_t{30}, (int64_t{1} << 24) + 1}) {
@@ -332,16 +330,10 @@ TEST(PositionMaskTest, DocumentsTablesAndSlopesOfAnotherShapeOrDtypeAreRefused) 
   EXPECT_TRUE(refuses([&] { Mask::documents(longs({2}), at::zeros({2})); },
                       {"Mask::documents", "key_ids", "Float"}));
   EXPECT_TRUE(refuses([] { Mask::documents_from_lengths({}); }, {"documents_from_lengths"}));
-  EXPECT_TRUE(refuses(
-      [] {
-        Mask::relative(at::zeros({1, 3}, at::kLong));
-      },
-      {"Mask::relative", "floating", "Long"}));
-  EXPECT_TRUE(refuses(
-      [] {
-        Mask::relative(at::full({1, 3}, -INFINITY));
-      },
-      {"Mask::relative", "finite", "inf"}));
+  EXPECT_TRUE(refuses([] { Mask::relative(at::zeros({1, 3}, at::kLong)); },
+                      {"Mask::relative", "floating", "Long"}));
+  EXPECT_TRUE(refuses([] { Mask::relative(at::full({1, 3}, -INFINITY)); },
+                      {"Mask::relative", "finite", "inf"}));
   EXPECT_TRUE(refuses([] { Mask::alibi(at::zeros({1}, at::kLong)); }, {"Mask::alibi", "Long"}));
   const auto call_refuses = [](const Mask& mask, std::initializer_list<std::string> words) {
     return refuses([&] { uniform_weights(mask, {2, 3, 4, 5}); }, words);
@@ -356,11 +348,9 @@ TEST(PositionMaskTest, DocumentsTablesAndSlopesOfAnotherShapeOrDtypeAreRefused) 
       call_refuses(Mask::alibi(at::zeros({3}), longs({3})), {"Mask::alibi", "offsets"}));
   for (const auto& wrong : {torch::tensor({0, 3}), torch::tensor({1, 4}),
                             torch::tensor({0, 3, 2, 4}), torch::tensor({{0, 4}})}) {
-    EXPECT_TRUE(refuses(
-        [&] {
-          uniform_weights(Mask::documents_from_lengths(wrong), {1, 1, 4, 4});
-        },
-        {"Mask::documents_from_lengths"}));
+    EXPECT_TRUE(
+        refuses([&] { uniform_weights(Mask::documents_from_lengths(wrong), {1, 1, 4, 4}); },
+                {"Mask::documents_from_lengths"}));
   }
 }
 

@@ -3,8 +3,6 @@
 #include <mha/multi_head_attention.h>
 #include <mha/scaled_dot_product_attention.h>
 
-#include <limits>
-
 #include "support/expect.h"
 #include "support/oracle.h"
 
@@ -17,6 +15,7 @@ using test::is_close;
 using test::is_finite;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using test::refuses;
 using test::visible;
 
@@ -121,7 +120,6 @@ TEST(KnownCaseTest, AnAddedFloatMaskIsAddedToTheScores) {
 
 TEST(KnownCaseTest, OptionsWithoutAMeaningAreRefusedByTheConstructorWithTheirValue) {
   using Options = MultiHeadAttentionOptions;
-  const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto refused = [](const Options& wrong, std::initializer_list<std::string> words) {
     return refuses([&] { MultiHeadAttention module(wrong); }, words);
   };

@@ -6,7 +6,6 @@
 // Tolerance: results of order 1; float32 sums err by some 1e-6 of that.
 #include <mha/multi_head_attention.h>
 
-#include <limits>
 #include <vector>
 
 #include "support/expect.h"
@@ -15,12 +14,11 @@
 namespace mha {
 namespace {
 
+using test::infinity;
 using test::is_close;
 using test::leaf;
+using test::nan;
 using test::Random;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 MultiHeadAttention make(const MultiHeadAttentionOptions& options) {
   torch::manual_seed(91);

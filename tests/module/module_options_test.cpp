@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <mha/multi_head_attention.h>
 
-#include <limits>
 #include <sstream>
 
 #include "support/expect.h"
@@ -21,6 +20,7 @@ using test::is_close;
 using test::is_same_but_for_blas;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 using test::Random;
 using test::refuses;
 
@@ -259,7 +259,6 @@ TEST(ModuleOptionsTest, HalfTypesAreWithinTheirRoundings) {
 }
 
 TEST(ModuleOptionsTest, WhatLiesBehindAMaskReachesNoGradient) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
   Random random(38);
   const auto clean = random.normal({2, 6, 48});
   auto dirty = clean.clone();

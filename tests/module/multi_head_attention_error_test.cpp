@@ -17,10 +17,9 @@
 namespace mha {
 namespace {
 
+using test::infinity;
+using test::nan;
 using test::refuses;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 MultiHeadAttentionOptions options() {
   return MultiHeadAttentionOptions(12, 3);
@@ -221,18 +220,9 @@ TEST(ChangedModuleTest, OptionsThatNoLongerFitTheParametersAreRefused) {
       {[](auto& m) { m.options.output_gate(OutputGate::none); }, {"W_g", "none"}},
       {[](auto& m) { m.options.output_gate(OutputGate::elementwise); },
        {"W_g.weight", "[64, 64]", "[8, 64]"}},
-      {[](auto& m) {
-         m.W_q->weight.set_data(at::zeros({64, 65}));
-       },
-       {"W_q.weight", "65"}},
-      {[](auto& m) {
-         m.W_k->weight.set_data(at::zeros({32, 64}));
-       },
-       {"W_k.weight", "32"}},
-      {[](auto& m) {
-         m.W_o->weight.set_data(at::zeros({64, 32}));
-       },
-       {"W_o.weight", "32"}},
+      {[](auto& m) { m.W_q->weight.set_data(at::zeros({64, 65})); }, {"W_q.weight", "65"}},
+      {[](auto& m) { m.W_k->weight.set_data(at::zeros({32, 64})); }, {"W_k.weight", "32"}},
+      {[](auto& m) { m.W_o->weight.set_data(at::zeros({64, 32})); }, {"W_o.weight", "32"}},
       {[](auto& m) { m.W_v->bias.set_data(at::zeros({63})); }, {"W_v.bias", "[64]", "[63]"}},
       {[](auto& m) { m.q_norm.set_data(at::ones({4})); }, {"q_norm", "[8]", "[4]"}},
       {[](auto& m) { m.k_norm_bias.set_data(at::ones({9})); }, {"k_norm_bias", "[8]", "[9]"}},

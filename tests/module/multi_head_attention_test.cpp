@@ -3,8 +3,6 @@
 // differ from them by a few 1e-7.
 #include <mha/multi_head_attention.h>
 
-#include <limits>
-
 #include "support/expect.h"
 #include "support/oracle.h"
 
@@ -18,9 +16,9 @@ using test::is_finite;
 using test::is_same_but_for_blas;
 using test::is_same_result;
 using test::leaf;
+using test::nan;
 
 constexpr double rounding = 2e-6;
-const double nan = std::numeric_limits<double>::quiet_NaN();
 
 MultiHeadAttention module_with(const MultiHeadAttentionOptions& options) {
   torch::manual_seed(41);

@@ -5,7 +5,6 @@
 #include <mha/multi_head_attention.h>
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -15,9 +14,11 @@
 namespace mha {
 namespace {
 
+using test::infinity;
 using test::is_close;
 using test::is_finite;
 using test::leaf;
+using test::nan;
 
 constexpr int64_t N = 2, T = 6, E = 24, H = 4, D = 6;
 
@@ -80,8 +81,6 @@ OffResults run(MultiHeadAttention& module, const at::Tensor& x, const at::Tensor
 }
 
 TEST(OffHeadsTest, AHeadThatIsOffGivesNothingToGradientsWhateverItHolds) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  constexpr double infinity = std::numeric_limits<double>::infinity();
   torch::manual_seed(81);
   const auto x = at::randn({N, T, E});
   for (const auto& c : off_cases()) {

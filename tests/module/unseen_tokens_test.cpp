@@ -4,7 +4,6 @@
 // mask leaves unseen is found by the oracle's loops.
 #include <mha/multi_head_attention.h>
 
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +17,6 @@
 namespace mha::test {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr int64_t N = 2, H = 2, E = 16;
 
 struct MaskCase {

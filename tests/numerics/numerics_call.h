@@ -4,7 +4,6 @@
 #include <mha/scaled_dot_product_attention.h>
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,8 +12,6 @@
 
 // Calls of scaled_dot_product_attention with gradients, by the library, the oracle and torch.
 namespace mha::test {
-
-inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Output, weights and gradients of sum(output * grad_output) by input; what is not computed is
 /// undefined.

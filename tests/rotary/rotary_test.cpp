@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <complex>
-#include <limits>
 #include <sstream>
 
 #include "support/every_isa_test.h"
@@ -20,6 +19,7 @@ namespace {
 using test::is_bit_equal;
 using test::is_close;
 using test::leaf;
+using test::nan;
 using test::Random;
 using test::refuses;
 
@@ -299,16 +299,12 @@ TEST(RotaryTest, WrongArgumentsAreNamed) {
   EXPECT_TRUE(refuses([&] { apply_rotary(p, p); }, {"x", "Long"}));
   EXPECT_TRUE(refuses([&] { apply_rotary(x, {}); }, {"positions", "undefined"}));
   EXPECT_TRUE(refuses([&] { apply_rotary(x, at::arange(4)); }, {"positions", "3", "[4]"}));
-  EXPECT_TRUE(refuses(
-      [&] {
-        apply_rotary(x, at::zeros({1, 3}, at::kLong));
-      },
-      {"positions", "2", "[1, 3]"}));
+  EXPECT_TRUE(refuses([&] { apply_rotary(x, at::zeros({1, 3}, at::kLong)); },
+                      {"positions", "2", "[1, 3]"}));
   EXPECT_TRUE(refuses([&] { apply_rotary(x, at::ones({3})); }, {"positions", "Float"}));
   const auto with = [&](const RotaryOptions& options) {
     return [&x, &p, options] { apply_rotary(x, p, options); };
   };
-  const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_TRUE(refuses(with(RotaryOptions().base(1)), {"base", "1"}));
   EXPECT_TRUE(refuses(with(RotaryOptions().base(nan)), {"base", "nan"}));
   EXPECT_TRUE(refuses(with(RotaryOptions().rotary_dim(3)), {"rotary_dim", "4", "3"}));

@@ -1,14 +1,11 @@
 #include "support/mask_samples.h"
 
-#include <limits>
-
 namespace mha::test {
 
 using detail::MaskLists;
 
 std::vector<MaskSample> mask_samples(const Sizes& sizes) {
   const auto [n, h, l, s] = sizes;
-  constexpr double infinity = std::numeric_limits<double>::infinity();
   Random random(91);
   // Beside what is drawn, nobody sees key 1, and query 0 sees nothing.
   const auto blocks = [&, l = l](at::IntArrayRef shape) {

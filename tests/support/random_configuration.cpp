@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 #include <set>
 #include <sstream>
 
@@ -12,8 +11,6 @@ namespace mha::test {
 namespace {
 
 using Alignment = Mask::Alignment;
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Separate streams for the configuration, its data and its parameters, so that a change to one
 /// draw does not shift the others.

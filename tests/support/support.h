@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <random>
 #include <vector>
@@ -12,6 +13,9 @@
 /// What all tests share: seeded random draws and comparisons that say what differs and where.
 /// The oracle is in oracle.h, whole random settings of the module in random_configuration.h.
 namespace mha::test {
+
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+inline constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 /// Draws that depend on the seed alone: not on the machine, the test order or torch's
 /// generator.
@@ -61,8 +65,8 @@ double largest_difference(const at::Tensor& actual, const at::Tensor& expected);
 /// order of sums depends on the CPU, the threads, the shapes and where the numbers lie in
 /// memory. A chain of a few sums of some hundred terms of order 1 and of either sign comes to a
 /// few dozen roundings of such a term or of the largest sum, and a softmax over scores of up to
-/// 10 to a few times that. A half type is rounded after each layer, of which there are four, and
-/// may fall to the other side, also where terms of a sixteenth come to nothing.
+/// 10 to a few times that. A half type is rounded after each layer, of which there are four,
+/// and may fall to the other side, also where terms of a sixteenth come to nothing.
 double blas_tolerance(const at::Tensor& expected);
 
 /// Whether two calls that mean the same gave the same: bit-equal where the kernels computed

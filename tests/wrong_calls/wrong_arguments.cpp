@@ -3,16 +3,12 @@
 #include <mha/relative_position_bias.h>
 #include <mha/torch_conversion.h>
 
-#include <limits>
 #include <utility>
 
 #include "wrong_calls/wrong_calls.h"
 
 namespace mha::test {
 namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 // Values of tensors that a mask or a call cannot mean.
 void add_values(WrongCalls& calls) {
@@ -40,9 +36,8 @@ void add_values(WrongCalls& calls) {
     return Mask::relative(table);
   });
   in_mask("Mask::documents: L is not S", [=] { return Mask::documents(integers({1, 2, 3})); });
-  in_mask("Mask::documents_from_lengths: L is not S", [=] {
-    return Mask::documents_from_lengths(integers({0, 5}));
-  });
+  in_mask("Mask::documents_from_lengths: L is not S",
+          [=] { return Mask::documents_from_lengths(integers({0, 5})); });
   for (const auto& [what, ends] :
        {std::pair<std::string, std::vector<int64_t>>{"first is 1", {1, 5}},
         {"last is 4", {0, 4}},
@@ -126,18 +121,14 @@ void add_cache_methods(WrongCalls& calls, EntrySetting& setting) {
   on_cache("repeat: 2^40", [](KVCache c) { c.repeat(int64_t{1} << 40); });
   on_cache("reorder: 2 of 2", [](KVCache c) { c.reorder(torch::tensor({0, 2})); });
   on_cache("reorder: -1", [](KVCache c) { c.reorder(torch::tensor({-1})); });
-  on_cache("append: another batch", [](KVCache c) {
-    c.append(at::ones({3, 2, 1, 3}), at::ones({3, 2, 1, 3}));
-  });
-  on_cache("append: other heads", [](KVCache c) {
-    c.append(at::ones({2, 1, 1, 3}), at::ones({2, 1, 1, 3}));
-  });
-  on_cache("append: another head size", [](KVCache c) {
-    c.append(at::ones({2, 2, 1, 4}), at::ones({2, 2, 1, 3}));
-  });
-  on_cache("append: more values", [](KVCache c) {
-    c.append(at::ones({2, 2, 1, 3}), at::ones({2, 2, 2, 3}));
-  });
+  on_cache("append: another batch",
+           [](KVCache c) { c.append(at::ones({3, 2, 1, 3}), at::ones({3, 2, 1, 3})); });
+  on_cache("append: other heads",
+           [](KVCache c) { c.append(at::ones({2, 1, 1, 3}), at::ones({2, 1, 1, 3})); });
+  on_cache("append: another head size",
+           [](KVCache c) { c.append(at::ones({2, 2, 1, 4}), at::ones({2, 2, 1, 3})); });
+  on_cache("append: more values",
+           [](KVCache c) { c.append(at::ones({2, 2, 1, 3}), at::ones({2, 2, 2, 3})); });
   on_cache("append: a gradient", [](KVCache c) {
     const at::AutoGradMode enable_grad(true);
     c.append(at::ones({2, 2, 1, 3}).requires_grad_(), at::ones({2, 2, 1, 3}));
@@ -177,12 +168,10 @@ void add_map_methods(WrongCalls& calls) {
   const auto square = [](int64_t n, int64_t t) {
     return AttentionMap(at::ones({n, 1, t, 4}), at::ones({n, 1, t, 4}));
   };
-  calls.push_back({"attention_rollout: another length", [=] {
-                     attention_rollout({square(1, 5), square(1, 6)});
-                   }});
-  calls.push_back({"attention_rollout: another batch", [=] {
-                     attention_rollout({square(1, 5), square(2, 5)});
-                   }});
+  calls.push_back({"attention_rollout: another length",
+                   [=] { attention_rollout({square(1, 5), square(1, 6)}); }});
+  calls.push_back({"attention_rollout: another batch",
+                   [=] { attention_rollout({square(1, 5), square(2, 5)}); }});
 }
 
 void add_attributions(WrongCalls& calls) {

@@ -10,8 +10,6 @@
 namespace mha::test {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t huge = int64_t{1} << 60;
 
 template <typename Enum>
