@@ -7,6 +7,7 @@
 #include "attention/fused_attention.h"
 #include "attention/plain_blocks.h"
 #include "attention/torch_attention.h"
+#include "attention/torch_blocks.h"
 #include "runtime/attention_path.h"
 
 namespace mha::detail {
@@ -66,7 +67,9 @@ AttentionResult attention(const at::Tensor& query, const at::Tensor& key,
     case Path::fused:
       return fused_attention(query, key, value, mask, call);
     case Path::torch:
-      return torch_attention(query, key, value, mask, call, form);
+      return form.block_queries > 0
+                 ? torch_attention_in_blocks(query, key, value, mask, call, form)
+                 : torch_attention(query, key, value, mask, call, form);
     case Path::plain:
       break;
   }

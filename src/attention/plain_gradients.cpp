@@ -9,6 +9,7 @@
 
 #include "attention/block_of_queries.h"
 #include "attention/gradients.h"
+#include "attention/mask_constants.h"
 #include "attention/recomputed.h"
 #include "attention/tensor_parts.h"
 #include "runtime/attention_path.h"
@@ -78,12 +79,8 @@ GradientList in_wide_dtypes(const GradientList& given) {
 Recomputable results_of_block(const ResolvedMask& mask, const AttentionCall& call,
                               const PlainPart& of_call) {
   return [=](const GradientList& inputs, const GradientList& constants) {
-    auto part = mask;
+    auto part = with_constants(mask, constants);
     auto own = call;
-    auto next = constants.begin();
-    for (auto* list : tensor_lists(part)) {
-      for (auto& tensor : *list) tensor = *next++;
-    }
     put_terms(inputs.begin() + 3, part, own);
     auto now = of_call;  // with a generator that has drawn nothing
     if (now.generator.defined()) now.generator = now.generator.clone();
@@ -100,14 +97,6 @@ GradientList grads_in_block(const GradientList& grad_results, const BlockOfQueri
   if (grad_results[0].defined()) grads[0] = block.part_of_query(grad_results[0]).to(dtype);
   if (grad_results[1].defined()) grads[1] = block.part_of_weights(grad_results[1]).to(dtype);
   return grads;
-}
-
-GradientList constants_of(const ResolvedMask& part) {
-  GradientList constants;
-  for (auto* list : tensor_lists(part)) {
-    for (const auto& tensor : *list) constants.push_back(tensor.detach());
-  }
-  return constants;
 }
 
 GradientList gradients_in_blocks(const GradientList& wide, const GradientList& grad_results,

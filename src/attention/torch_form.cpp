@@ -40,6 +40,20 @@ TorchForm banded(const ResolvedMask& mask) {
   return form;
 }
 
+// How many queries a tensor of the mask may be formed for; 0: all.
+int64_t block_queries(const ResolvedMask& mask, at::ScalarType dtype, at::Device device) {
+  const auto sizes = pair_sizes(mask);
+  if (sizes[2] == 1) return 0;  // fewer numbers than keys have
+  double of_query = static_cast<double>(c10::elementSize(dtype));
+  // LibTorch's wants a number for every key.
+  for (const int64_t size : {sizes[0], sizes[1], mask.keys + mask.extra_keys}) {
+    of_query *= static_cast<double>(size);
+  }
+  const double fitting = static_cast<double>(plain_block_bytes(device)) / of_query;
+  if (fitting >= static_cast<double>(sizes[2])) return 0;
+  return std::max<int64_t>(static_cast<int64_t>(fitting), 1);
+}
+
 // Without LibTorch's word on it.
 TorchForm wanted_form(const ResolvedMask& mask, at::ScalarType dtype, at::Device device) {
   const bool cuts_below = mask.band.low > 1 - mask.queries;
@@ -52,16 +66,10 @@ TorchForm wanted_form(const ResolvedMask& mask, at::ScalarType dtype, at::Device
   if (adds && dtype != at::kFloat && dtype != at::kDouble) {
     return refused("LibTorch's would round the added terms to a half type");
   }
-  auto sizes = pair_sizes(mask);
-  sizes[3] = mask.keys + mask.extra_keys;  // LibTorch's wants a number for every key
-  double bytes = static_cast<double>(c10::elementSize(dtype));
-  for (const int64_t size : sizes) bytes *= static_cast<double>(size);
-  if (bytes > static_cast<double>(plain_block_bytes(device))) {
-    return refused("the mask would be a tensor of all pairs for LibTorch's");
-  }
   TorchForm form;
   form.pairs = mask.allows_everything() && !adds ? Pairs::all : Pairs::masked;
   form.keys = mask.keys + mask.extra_keys;
+  form.block_queries = block_queries(mask, dtype, device);
   return form;
 }
 

@@ -18,6 +18,9 @@ struct TorchForm {
   int64_t dead_queries = 0;  ///< the first, which see no key
   int64_t padding = 0;       ///< numbers of no meaning, whose outputs are dropped
   int64_t keys = 0;
+  /// If not 0, the mask is a tensor that takes too much memory for all queries at once, and is
+  /// formed for so many.
+  int64_t block_queries = 0;
   /// Why it cannot be asked for, a clause that completes "because ..."; null: it can.
   const char* refusal = nullptr;
 };
@@ -26,8 +29,8 @@ struct TorchForm {
 bool has_torch_attention(at::Device device);
 constexpr const char* no_torch_attention = "LibTorch has no fused attention for the device";
 
-/// How to ask LibTorch for a call that means the same, in memory that no (L, S) tensor of more
-/// than `plain_block_bytes` takes.
+/// How to ask LibTorch for a call that means the same, with no (L, S) tensor that takes more
+/// than `plain_block_bytes`.
 TorchForm torch_form(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const ResolvedMask& mask, const AttentionCall& call);
 

@@ -1,158 +1,15 @@
-// Guards the path by at::scaled_dot_product_attention: which calls it is asked for and how,
-// that it gives what the composition of ATen calls gives, gradients included, whatever lies
-// behind a mask, and that it holds no (L, S) tensor. Either sums in float64 in an order of its
-// own, so that numbers of order 1, of which some hundred are summed, agree to 1e-11.
+// Guards the path by at::scaled_dot_product_attention: that it gives what the composition of
+// ATen calls gives, gradients included, whatever lies behind a mask.
 #include "attention/torch_attention.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <string>
-#include <vector>
 
-#include "attention/plain_blocks.h"
+#include "attention/torch_attention_case.h"
 #include "mask/dense_mask.h"
-#include "support/attention_setting.h"
-#include "support/expect.h"
-#include "support/peak_memory.h"
-#include "support/thread_count.h"
 
 namespace mha::detail {
 namespace {
-
-using test::is_close;
-using test::leaf;
-using Tensors = std::vector<at::Tensor>;
-using Pairs = TorchForm::Pairs;
-
-constexpr double tolerance = 1e-11;
-
-class TorchAttentionTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (std::getenv("MHA_CPU_ISA")) GTEST_SKIP() << "MHA_CPU_ISA: no kernel is in use";
-    if (std::getenv("MHA_BLOCK_BYTES")) GTEST_SKIP() << "MHA_BLOCK_BYTES is set";
-    const auto q = torch::zeros({1, 1, 4, 4});
-    if (torch_form(q, q, q, resolve(Mask(), {{}, 1, 1, 4, 4}, at::kCPU), call_for(4)).refusal) {
-      GTEST_SKIP() << "this LibTorch has no fused attention for grouped heads";
-    }
-  }
-};
-
-struct Sizes {
-  int64_t queries, keys, heads = 4, kv_heads = 2, head_dim = 8, value_dim = 8;
-};
-
-struct Heads {
-  at::Tensor query, key, value;
-};
-
-Heads draw_heads(const Sizes& s, int64_t seed = 1) {
-  torch::manual_seed(seed);
-  const auto number = torch::TensorOptions(torch::kDouble);
-  return {torch::randn({2, s.heads, s.queries, s.head_dim}, number),
-          torch::randn({2, s.kv_heads, s.keys, s.head_dim}, number),
-          torch::randn({2, s.kv_heads, s.keys, s.value_dim}, number)};
-}
-
-ResolvedMask resolved(const Mask& mask, const Sizes& s) {
-  return resolve(mask, {{}, 2, s.heads, s.queries, s.keys}, at::kCPU);
-}
-
-TorchForm form_of(const Mask& mask, const Sizes& s, const AttentionCall& call = call_for(8),
-                  at::ScalarType dtype = at::kDouble) {
-  const auto heads = draw_heads(s);
-  return torch_form(heads.query.to(dtype), heads.key.to(dtype), heads.value.to(dtype),
-                    resolved(mask, s), call);
-}
-
-bool refuses(const TorchForm& form, const std::string& part) {
-  return form.refusal && std::string(form.refusal).find(part) != std::string::npos;
-}
-
-TEST_F(TorchAttentionTest, BandsBecomeCausalSquares) {
-  const auto is = [](const TorchForm& form, Pairs pairs, int64_t dead, int64_t padding,
-                     int64_t keys) {
-    return !form.refusal && form.pairs == pairs && form.dead_queries == dead &&
-           form.padding == padding && form.keys == keys;
-  };
-  const auto top_left = Mask::causal(Mask::Alignment::top_left);
-  EXPECT_TRUE(is(form_of({}, {5, 9}), Pairs::all, 0, 0, 9));
-  EXPECT_TRUE(is(form_of(Mask::causal(), {6, 6}), Pairs::causal, 0, 0, 6));
-  EXPECT_TRUE(is(form_of(Mask::causal(), {1, 6}), Pairs::all, 0, 0, 6));
-  EXPECT_TRUE(is(form_of(Mask::causal(), {4, 6}), Pairs::causal, 0, 2, 6));
-  EXPECT_TRUE(is(form_of(Mask::causal(), {6, 4}), Pairs::causal, 2, 0, 4));
-  EXPECT_TRUE(is(form_of(top_left, {4, 6}), Pairs::causal, 0, 0, 4));
-  EXPECT_TRUE(is(form_of(top_left, {6, 4}), Pairs::causal, 0, 0, 4));
-  EXPECT_TRUE(is(form_of(Mask::window(-1, 2), {6, 6}), Pairs::causal, 0, 2, 6));
-  // Half of the square and more would be padding.
-  EXPECT_TRUE(is(form_of(Mask::causal(), {2, 6}), Pairs::masked, 0, 0, 6));
-  EXPECT_TRUE(is(form_of(Mask::window(2, 0), {6, 6}), Pairs::masked, 0, 0, 6));
-  EXPECT_TRUE(
-      is(form_of(Mask::lengths(torch::tensor({3, 6})), {6, 6}), Pairs::masked, 0, 0, 6));
-}
-
-TEST_F(TorchAttentionTest, WhatMeansAnotherThingThereIsRefused) {
-  const Sizes s{6, 6};
-  const auto with = [](auto change) {
-    auto call = call_for(8);
-    change(call);
-    return call;
-  };
-  using Call = AttentionCall;
-  EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.weights = Weights::averaged; })),
-                      "weights are returned"));
-  EXPECT_TRUE(
-      refuses(form_of({}, s, with([](Call& c) { c.scoring.softcap = 1; })), "soft cap"));
-  EXPECT_TRUE(refuses(
-      form_of({}, s, with([](Call& c) { c.scoring.sinks = torch::zeros({4}); })), "sinks"));
-  EXPECT_TRUE(refuses(form_of({}, s, with([](Call& c) { c.dropout = 0.5; })), "drops"));
-  EXPECT_TRUE(refuses(form_of(Mask::add(leaf(torch::zeros({6, 6}))), s), "gradient"));
-  EXPECT_FALSE(form_of(Mask::add(torch::zeros({6, 6})), s).refusal);
-  EXPECT_TRUE(refuses(form_of(Mask::add(torch::zeros({6, 6})), s, call_for(8), at::kHalf),
-                      "half type"));
-  EXPECT_TRUE(refuses(form_of({}, {6, 0}), "0"));
-  EXPECT_TRUE(refuses(form_of(Mask::causal(Mask::Alignment::bottom_right), {6, 0}), "0"));
-  // 4 bytes a pair beyond 32 MiB, but a row of keys for each sample is none.
-  const auto long_form = [](const Mask& mask) {
-    return torch_form(torch::empty({1, 1, 1, 8}).expand({1, 1, 3000, 8}),
-                      torch::empty({1, 1, 1, 8}).expand({1, 1, 3000, 8}),
-                      torch::empty({1, 1, 1, 8}).expand({1, 1, 3000, 8}),
-                      resolve(mask, {{}, 1, 1, 3000, 3000}, at::kCPU), call_for(8));
-  };
-  EXPECT_TRUE(refuses(long_form(Mask::window(5, 5)), "all pairs"));
-  // The kernels want a number for every key.
-  const auto row_bias = torch::zeros({3000, 1}).expand({3000, 3000});
-  EXPECT_TRUE(refuses(long_form(Mask::add(row_bias)), "all pairs"));
-  EXPECT_FALSE(long_form(Mask::lengths(torch::tensor({9}))).refusal);
-  EXPECT_FALSE(long_form(Mask::causal()).refusal);
-}
-
-// Output and gradients of query, key and value, and output without a graph.
-template <typename Attend>
-Tensors outcome(const Heads& heads, const at::Tensor& grad, Attend attend) {
-  const Tensors leaves{leaf(heads.query), leaf(heads.key), leaf(heads.value)};
-  const auto output = attend(leaves[0], leaves[1], leaves[2]);
-  auto all = torch::autograd::grad({output}, leaves, {grad});
-  all.push_back(output.detach());
-  const at::NoGradGuard no_grad;
-  all.push_back(attend(leaves[0], leaves[1], leaves[2]));
-  return all;
-}
-
-// The largest number of each row, at least 1: what roundings of its sums are in proportion to.
-at::Tensor row_sizes(const at::Tensor& tensor) {
-  const auto sizes = tensor.detach().abs();
-  return sizes.masked_fill(sizes.isfinite().logical_not(), 0).amax(-1, true).clamp_min(1);
-}
-
-void expect_same(const Tensors& actual, const Tensors& expected, double within = tolerance) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) {
-    const auto sizes = row_sizes(expected[i]);
-    EXPECT_TRUE(is_close(actual[i] / sizes, expected[i] / sizes, within)) << "result " << i;
-  }
-}
 
 void compare(const Heads& heads, const ResolvedMask& mask, const AttentionCall& call,
              const at::Tensor& grad, double within = tolerance) {
@@ -381,19 +238,12 @@ TEST_F(TorchAttentionTest, GradientsOfGradientsAreRight) {
   const Sizes s{5, 5};
   const auto heads = draw_heads(s);
   const auto mask = resolved(Mask::causal(), s);
-  const auto second = [&](auto attend) {
-    const Tensors leaves{leaf(heads.query), leaf(heads.key), leaf(heads.value)};
-    const auto output = attend(leaves[0], leaves[1], leaves[2]);
-    const auto first = torch::autograd::grad({output.sin().sum()}, leaves, {},
-                                             /*retain_graph=*/true, /*create_graph=*/true);
-    return torch::autograd::grad(
-        {first[0].sin().sum() + first[1].sin().sum() + first[2].sin().sum()}, leaves);
-  };
   const auto form = torch_form(heads.query, heads.key, heads.value, mask, call_for(8));
-  expect_same(second([&](auto& q, auto& k, auto& v) {
-                return torch_attention(q, k, v, mask, call_for(8), form).output;
-              }),
-              second([&](auto& q, auto& k, auto& v) {
+  expect_same(second_order(heads,
+                           [&](auto& q, auto& k, auto& v) {
+                             return torch_attention(q, k, v, mask, call_for(8), form).output;
+                           }),
+              second_order(heads, [&](auto& q, auto& k, auto& v) {
                 return plain_attention(q, k, v, mask, call_for(8)).output;
               }));
 }
@@ -427,29 +277,6 @@ TEST_F(TorchAttentionTest, ChangesInPlaceBeforeABackwardAreNoticed) {
     EXPECT_THROW(output.sum().backward(), c10::Error);
   }
 }
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// One map of one head would be 512 MiB.
-TEST_F(TorchAttentionTest, NoMapIsHeld) {
-  constexpr int64_t length = 8192;
-  Tensors leaves;
-  for (int64_t i = 0; i < 3; ++i) {
-    leaves.push_back(leaf(torch::randn({1, 2, length, 16}, torch::kDouble)));
-  }
-  const test::ThreadCount threads(2);
-  test::PeakMemory::reset();
-  const double before = test::PeakMemory::mib();
-  if (before == 0) GTEST_SKIP() << "no VmHWM in /proc/self/status";
-  const auto output =
-      scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], Mask::causal(),
-                                   AttentionOptions().weights(Weights::none))
-          .output;
-  EXPECT_LT(test::PeakMemory::mib() - before, 2 + 100) << "the output is 2 MiB";
-  output.sum().backward();
-  EXPECT_LT(test::PeakMemory::mib() - before, 4 * 2 + 250)
-      << "training: the output, gradients of q, k and v are 2 MiB each";
-}
-#endif
 
 }  // namespace
 }  // namespace mha::detail
