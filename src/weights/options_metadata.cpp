@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -90,6 +91,22 @@ std::optional<int64_t> find_count(const std::string& path, const Metadata& metad
   return json->get<int64_t>();
 }
 
+// As they are written: an array of numbers, and nothing else.
+std::optional<std::vector<double>> find_numbers(const std::string& path,
+                                                const Metadata& metadata,
+                                                const std::string& key) {
+  constexpr size_t longest = size_t{1} << 20;
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return std::nullopt;
+  const std::string& text = found->second;
+  const bool is_flat = text.size() <= longest && !text.empty() && text[0] == '[' &&
+                       text.find_first_not_of("0123456789+-.eE, ]", 1) == std::string::npos;
+  const auto json = is_flat ? nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false)
+                            : nlohmann::json(nlohmann::json::value_t::discarded);
+  if (!json.is_array()) fail(path, key, "an array of numbers", text);
+  return json.get<std::vector<double>>();
+}
+
 constexpr const char* rotary = "mha.rotary.";
 
 // What each scaling writes, and reads again.
@@ -118,7 +135,17 @@ struct WriteScaling {
     write("beta_fast", s.beta_fast());
     write("beta_slow", s.beta_slow());
     if (s.attention_factor()) write("attention_factor", *s.attention_factor());
+    if (s.mscale() != 1) write("mscale", s.mscale());
+    if (s.mscale_all_dim() != 0) write("mscale_all_dim", s.mscale_all_dim());
     write("truncate", s.truncate());
+  }
+  void operator()(const LongRopeScaling& s) const {
+    name("longrope");
+    write("factor", s.factor());
+    write("original_max_position", s.original_max_position());
+    write("short_factor", s.short_factor());
+    write("long_factor", s.long_factor());
+    if (s.attention_factor()) write("attention_factor", *s.attention_factor());
   }
   void operator()(const Llama3Scaling& s) const {
     name("llama3");
@@ -135,7 +162,7 @@ RotaryScaling read_scaling(const std::string& path, const Metadata& metadata) {
     return find_number(path, metadata, start + key).value_or(otherwise);
   };
   const auto name = find_named<std::string>(path, metadata, start + "scaling",
-                                            {"linear", "ntk", "yarn", "llama3"});
+                                            {"linear", "ntk", "yarn", "llama3", "longrope"});
   if (!name) return {};
   const double factor = number("factor", 1);
   if (*name == "linear") return LinearScaling(factor);
@@ -148,10 +175,20 @@ RotaryScaling read_scaling(const std::string& path, const Metadata& metadata) {
     return s.low_freq_factor(number("low_freq_factor", s.low_freq_factor()))
         .high_freq_factor(number("high_freq_factor", s.high_freq_factor()));
   }
+  const auto attention_factor = find_number(path, metadata, start + "attention_factor");
+  if (*name == "longrope") {
+    const auto factors = [&](const char* key) {
+      return find_numbers(path, metadata, start + key).value_or(std::vector<double>());
+    };
+    LongRopeScaling s(factors("short_factor"), factors("long_factor"), original);
+    return s.factor(factor).attention_factor(attention_factor);
+  }
   YarnScaling s(factor, original);
   s.beta_fast(number("beta_fast", s.beta_fast()));
   s.beta_slow(number("beta_slow", s.beta_slow()));
-  s.attention_factor(find_number(path, metadata, start + "attention_factor"));
+  s.attention_factor(attention_factor);
+  s.mscale(number("mscale", s.mscale()));
+  s.mscale_all_dim(number("mscale_all_dim", s.mscale_all_dim()));
   s.truncate(find_bool(path, metadata, start + "truncate").value_or(s.truncate()));
   return s;
 }
@@ -177,6 +214,9 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
     const std::string start = rotary;
     metadata[start + "base"] = text_of(given.base());
     metadata[start + "pairing"] = c10::str(given.pairing());
+    if (!given.frequencies().empty()) {
+      metadata[start + "frequencies"] = text_of(given.frequencies());
+    }
     if (given.rotary_dim()) metadata[start + "rotary_dim"] = text_of(*given.rotary_dim());
     std::visit(WriteScaling{metadata}, given.scaling());
   }
@@ -211,6 +251,9 @@ std::optional<RotaryOptions> rotary_in(const std::string& path, const Metadata& 
   RotaryOptions found;
   found.base(*base).rotary_dim(find_count(path, metadata, start + "rotary_dim"));
   found.scaling(read_scaling(path, metadata));
+  if (auto given = find_numbers(path, metadata, start + "frequencies")) {
+    found.frequencies(std::move(*given));
+  }
   if (const auto pairing =
           find_named<RotaryPairing>(path, metadata, start + "pairing",
                                     {RotaryPairing::half_split, RotaryPairing::interleaved})) {
