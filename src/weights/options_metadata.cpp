@@ -108,6 +108,7 @@ std::optional<std::vector<double>> find_numbers(const std::string& path,
 }
 
 constexpr const char* rotary = "mha.rotary.";
+constexpr const char* tuning = "mha.temperature_tuning.";
 
 // What each scaling writes, and reads again.
 struct WriteScaling {
@@ -223,6 +224,18 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
   if (options.qk_norm() != QKNorm::none) {
     metadata["mha.qk_norm"] = c10::str(options.qk_norm());
     metadata["mha.qk_norm_eps"] = text_of(options.qk_norm_eps());
+    metadata["mha.qk_norm_scope"] = c10::str(options.qk_norm_scope());
+    metadata["mha.qk_norm_gain"] = c10::str(options.qk_norm_gain());
+    metadata["mha.qk_norm_order"] = c10::str(options.qk_norm_order());
+  }
+  if (const auto& given = options.temperature_tuning()) {
+    const std::string start = tuning;
+    metadata[start + "scale"] = text_of(given->scale());
+    metadata[start + "floor_scale"] = text_of(given->floor_scale());
+    if (given->offset() != 0) metadata[start + "offset"] = text_of(given->offset());
+  }
+  if (options.value_scale() != 1) {
+    metadata["mha.value_scale"] = text_of(options.value_scale());
   }
   if (options.output_gate() != OutputGate::none) {
     metadata["mha.output_gate"] = c10::str(options.output_gate());
@@ -285,6 +298,29 @@ void apply_metadata(const std::string& path, const Metadata& metadata,
   }
   if (const auto eps = find_number(path, metadata, "mha.qk_norm_eps"))
     options.qk_norm_eps(*eps);
+  if (const auto scope = find_named<QKNormScope>(path, metadata, "mha.qk_norm_scope",
+                                                 {QKNormScope::head, QKNormScope::all_heads})) {
+    options.qk_norm_scope(*scope);
+  }
+  if (const auto gain = find_named<QKNormGain>(
+          path, metadata, "mha.qk_norm_gain",
+          {QKNormGain::elementwise, QKNormGain::per_head, QKNormGain::none})) {
+    options.qk_norm_gain(*gain);
+  }
+  if (const auto order =
+          find_named<QKNormOrder>(path, metadata, "mha.qk_norm_order",
+                                  {QKNormOrder::before_rotary, QKNormOrder::after_rotary})) {
+    options.qk_norm_order(*order);
+  }
+  const std::string of_tuning = tuning;
+  if (const auto scale = find_number(path, metadata, of_tuning + "scale")) {
+    TemperatureTuning found(*scale,
+                            find_count(path, metadata, of_tuning + "floor_scale").value_or(0));
+    found.offset(find_count(path, metadata, of_tuning + "offset").value_or(0));
+    options.temperature_tuning(found);
+  }
+  if (const auto scale = find_number(path, metadata, "mha.value_scale"))
+    options.value_scale(*scale);
   if (const auto gate = find_named<OutputGate>(
           path, metadata, "mha.output_gate", {OutputGate::per_head, OutputGate::elementwise})) {
     options.output_gate(*gate);
