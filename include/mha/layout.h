@@ -18,7 +18,8 @@ std::ostream& operator<<(std::ostream& stream, Packing packing);
 
 /// One tensor of a layout.
 struct LayoutTensor {
-  /// Its name behind the layer's prefix and a dot.
+  /// Its name behind the layer's prefix and a dot. With `{}` in it, of gains and biases of a
+  /// norm per head, a tensor for each head, whose number stands there.
   std::string name;
   /// The module's parameters in it, one below the other along dimension 0: `W_q.weight` ...
   /// `W_o.bias`, `W_g.weight`, `W_g.bias`, `q_norm`, `k_norm`, `q_norm_bias`, `k_norm_bias`,

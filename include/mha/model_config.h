@@ -18,7 +18,7 @@ struct ModelLayerOptions {
   std::string model_type;
   /// How many layers of this kind of model there are.
   int64_t num_layers = 0;
-  /// "full_attention" or "sliding_attention".
+  /// "full_attention", "sliding_attention" or "chunked_attention".
   std::string kind;
   /// Sizes, biases, rotary positions, norm, scale, soft cap, sinks and gate. Not dropout, which
   /// stays 0, and not the dtype, which the weights tell.
@@ -32,6 +32,8 @@ struct ModelLayerOptions {
   /// T5's learned bias, and where its table may lie.
   std::optional<RelativePositionBiasOptions> position_bias;
   std::vector<std::string> position_bias_names;
+  /// Of a layer that attends in chunks (Llama 4): how many tokens make one, from position 0 on.
+  std::optional<int64_t> chunk = std::nullopt;
 };
 
 /// One layer of a model.

@@ -25,10 +25,41 @@ struct Undrawn {};
 class PackedWeights;
 }  // namespace detail
 
-/// How each query and key of D elements is normalised, with a learned gain (D) that all heads
-/// share: rms is x / sqrt(mean(x^2) + eps) * gain, layer takes the mean off first.
+/// How queries and keys are normalised: rms is x / sqrt(mean(x^2) + eps) * gain, layer takes
+/// the mean off first.
 enum class QKNorm { none, rms, layer };
 std::ostream& operator<<(std::ostream& stream, QKNorm norm);
+
+/// Over what: the D elements of each head, or all H * D of a token's query (Hk * D of its key).
+enum class QKNormScope { head, all_heads };
+std::ostream& operator<<(std::ostream& stream, QKNormScope scope);
+
+/// The learned gain: one for each element of what is normalised, (D), which all heads share, or
+/// over all heads (H * D) and (Hk * D); one for each element of every head, (H, D) and (Hk, D);
+/// or none.
+enum class QKNormGain { elementwise, per_head, none };
+std::ostream& operator<<(std::ostream& stream, QKNormGain gain);
+
+/// Whether queries and keys are normalised before their rotation or after it.
+enum class QKNormOrder { before_rotary, after_rotary };
+std::ostream& operator<<(std::ostream& stream, QKNormOrder order);
+
+/// Queries of later positions have larger scores: at position p, from 0 on, a query is
+/// multiplied by
+///
+///     1 + scale * ln(1 + floor((p + offset) / floor_scale))
+///
+/// Source: Nakanishi, "Scalable-Softmax Is Superior for Attention", 2025, in the form of Llama
+/// 4 (`attn_scale`, `floor_scale`, offset 1) and Ministral 3 (`llama_4_scaling_beta`, offset
+/// 0).
+struct TemperatureTuning {
+  TemperatureTuning(double scale, int64_t floor_scale)
+      : scale_(scale), floor_scale_(floor_scale) {}
+  TORCH_ARG(double, scale);
+  TORCH_ARG(int64_t, floor_scale);
+  TORCH_ARG(int64_t, offset) = 0;
+};
+std::ostream& operator<<(std::ostream& stream, const TemperatureTuning& tuning);
 
 /// By what the heads' output is multiplied before W_o, from the query's token x:
 /// sigmoid(x W_g), one number for each head, or one for each of its elements.
@@ -47,6 +78,8 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(int64_t, num_heads);
   /// Size D of one head. Default: d_model / num_heads, which must then divide.
   TORCH_ARG(std::optional<int64_t>, head_dim);
+  /// Size Dv of one value head (as in MiMo). Default: D.
+  TORCH_ARG(std::optional<int64_t>, v_head_dim);
   /// Number of key and value heads Hk, which divides num_heads: query head h uses key/value
   /// head h / (H / Hk). Default: num_heads, a pair for each.
   TORCH_ARG(std::optional<int64_t>, num_kv_heads);
@@ -61,8 +94,8 @@ struct MultiHeadAttentionOptions {
   TORCH_ARG(std::optional<bool>, output_bias);
   /// Probability in [0, 1] with which a weight is dropped in training mode.
   TORCH_ARG(double, dropout) = 0.0;
-  /// Append one learned key and value, `bias_k` and `bias_v`, (1, 1, Hk * D), to every
-  /// sequence.
+  /// Append one learned key and value, `bias_k`, (1, 1, Hk * D), and `bias_v`, (1, 1, Hk * Dv),
+  /// to every sequence.
   TORCH_ARG(bool, add_bias_kv) = false;
   /// Append one key and value of zeros to every sequence.
   TORCH_ARG(bool, add_zero_attn) = false;
@@ -75,12 +108,22 @@ struct MultiHeadAttentionOptions {
   /// A learned score `sinks`, (H), for each head, which takes weight and has no value: see
   /// `AttentionOptions::sinks`. 0 at first, so that a query may attend to nothing in part.
   TORCH_ARG(bool, sinks) = false;
-  /// Rotates queries and keys by their positions, after `qk_norm`. The appended keys of
-  /// `add_bias_kv` and `add_zero_attn` have no position. Default: no positions.
+  /// Rotates queries and keys by their positions. The appended keys of `add_bias_kv` and
+  /// `add_zero_attn` have no position. Default: no positions.
   TORCH_ARG(std::optional<RotaryOptions>, rotary);
+  /// Multiplies queries by a factor of their positions, last of all. Default: none.
+  TORCH_ARG(std::optional<TemperatureTuning>, temperature_tuning);
+  /// Multiplies values (MiMo's `attention_value_scale`).
+  TORCH_ARG(double, value_scale) = 1.0;
   /// Normalises queries and keys (as Qwen3 and Gemma 3 do by rms).
   TORCH_ARG(QKNorm, qk_norm) = QKNorm::none;
   TORCH_ARG(double, qk_norm_eps) = 1e-6;
+  /// Over all heads as in OLMo 2, whose heads can't be pruned then.
+  TORCH_ARG(QKNormScope, qk_norm_scope) = QKNormScope::head;
+  /// Per head as in Cohere's Command R+; none as in Llama 4.
+  TORCH_ARG(QKNormGain, qk_norm_gain) = QKNormGain::elementwise;
+  /// After the rotation as in Hunyuan.
+  TORCH_ARG(QKNormOrder, qk_norm_order) = QKNormOrder::before_rotary;
   /// With `layer`, adds a learned bias after the gain, as torch's `LayerNorm` does (timm's
   /// `qk_norm`).
   TORCH_ARG(bool, qk_norm_bias) = false;
@@ -111,14 +154,14 @@ struct MultiHeadAttentionOptions {
 /// | ---------------- | --------------------------------------- |
 /// | `W_q`            | Linear(d_model -> H * D)                |
 /// | `W_k`            | Linear(kdim -> Hk * D)                  |
-/// | `W_v`            | Linear(vdim -> Hk * D)                  |
-/// | `W_o`            | Linear(H * D -> d_model)                |
-/// | `bias_k, bias_v` | (1, 1, Hk * D), with `add_bias_kv`      |
+/// | `W_v`            | Linear(vdim -> Hk * Dv)                 |
+/// | `W_o`            | Linear(H * Dv -> d_model)               |
+/// | `bias_k, bias_v` | (1, 1, Hk * D), (1, 1, Hk * Dv), with `add_bias_kv` |
 /// | `sinks`          | (H), with `sinks`                       |
-/// | `q_norm, k_norm` | (D), ones at first, with `qk_norm`; with |
-/// |                  | `qk_norm_bias` `q_norm_bias`,           |
-/// |                  | `k_norm_bias` (D) too, zeros at first   |
-/// | `W_g`            | Linear(d_model -> H or H * D), with `output_gate` |
+/// | `q_norm, k_norm` | shaped as `QKNormGain` says, ones at first, with |
+/// |                  | `qk_norm`; with `qk_norm_bias` `q_norm_bias`, |
+/// |                  | `k_norm_bias` of these shapes too, zeros at first |
+/// | `W_g`            | Linear(d_model -> H or H * Dv), with `output_gate` |
 ///
 /// The appended keys of `add_bias_kv` and `add_zero_attn` (in this order) come after the S
 /// given ones and are open to every query whatever the mask says; the weights then have S + 1
@@ -186,6 +229,7 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   /// Takes heads away for good: the parameters shrink to the rows and columns of the others,
   /// and the output is that with a `head_mask` of 0 for them. A key/value head goes with the
   /// last of its query heads; those that stay must all keep the same number of query heads.
+  /// Queries and keys must not be normalised over all heads, of which each is then a part.
   /// `heads` holds distinct numbers in [0, H), at most H - 1. Frozen flags stay; gradients are
   /// dropped. An optimizer keeps its state in the old shapes, so make a new one. Throws
   /// `c10::Error` with the module unchanged.
@@ -202,11 +246,13 @@ class MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadAttentionImp
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Writes `mha::MultiHeadAttention(...)` with every option.
+  /// Writes `mha::MultiHeadAttention(...)` with every option that has an effect.
   void pretty_print(std::ostream& stream) const override;
 
   /// Size D of one head.
   int64_t head_dim() const;
+  /// Size Dv of one value head.
+  int64_t v_head_dim() const;
   /// Number Hk of key and value heads.
   int64_t num_kv_heads() const;
 

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <iosfwd>
 #include <optional>
+#include <utility>
 #include <variant>
+#include <vector>
 
 namespace mha {
 
@@ -42,8 +44,11 @@ struct YarnScaling {
   TORCH_ARG(int64_t, original_max_position);
   TORCH_ARG(double, beta_fast) = 32;
   TORCH_ARG(double, beta_slow) = 1;
-  /// Multiplies rotated queries and keys. Default: 0.1 ln(factor) + 1.
+  /// Multiplies rotated queries and keys. Default:
+  /// (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1).
   TORCH_ARG(std::optional<double>, attention_factor);
+  TORCH_ARG(double, mscale) = 1;
+  TORCH_ARG(double, mscale_all_dim) = 0;
   /// Whether the ramp begins and ends at whole pairs (`truncate` in a model's configuration).
   TORCH_ARG(bool, truncate) = true;
 };
@@ -60,10 +65,32 @@ struct Llama3Scaling {
   TORCH_ARG(double, high_freq_factor) = 4;
 };
 
+/// The frequency of each of the R / 2 pairs is divided by a number of its own, one above 0 of
+/// `long_factor` in calls with a position from `original_max_position` on, and of
+/// `short_factor` in others. (So keys in a cache keep what they were rotated by: begin a cache
+/// anew, as transformers does, where a sequence grows beyond that.)
+/// Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024,
+/// in the form of Phi-3.
+struct LongRopeScaling {
+  LongRopeScaling(std::vector<double> short_factor, std::vector<double> long_factor,
+                  int64_t original_max_position)
+      : short_factor_(std::move(short_factor)),
+        long_factor_(std::move(long_factor)),
+        original_max_position_(original_max_position) {}
+  TORCH_ARG(std::vector<double>, short_factor);
+  TORCH_ARG(std::vector<double>, long_factor);
+  TORCH_ARG(int64_t, original_max_position);
+  /// How many times as long as the original the sequences are that a model is made for, >= 1.
+  TORCH_ARG(double, factor) = 1;
+  /// Multiplies rotated queries and keys. Default:
+  /// sqrt(1 + ln(factor) / ln(original_max_position)).
+  TORCH_ARG(std::optional<double>, attention_factor);
+};
+
 /// How frequencies are changed for contexts longer than those of the training. Factors are
 /// >= 1.
-using RotaryScaling =
-    std::variant<std::monostate, LinearScaling, NtkScaling, YarnScaling, Llama3Scaling>;
+using RotaryScaling = std::variant<std::monostate, LinearScaling, NtkScaling, YarnScaling,
+                                   Llama3Scaling, LongRopeScaling>;
 std::ostream& operator<<(std::ostream& stream, const RotaryScaling& scaling);
 
 /// Options of `apply_rotary` and of the module's rotary positions.
@@ -75,13 +102,16 @@ struct RotaryOptions {
   TORCH_ARG(std::optional<int64_t>, rotary_dim);
   /// Default: none.
   TORCH_ARG(RotaryScaling, scaling);
+  /// The frequencies themselves, finite, in radians a position of each of the R / 2 pairs, in
+  /// place of those by `base`; `scaling` must then be none. Default: by `base`.
+  TORCH_ARG(std::vector<double>, frequencies);
 };
 /// Every option that has an effect, as `(base=10000, pairing=half_split, ...)`.
 std::ostream& operator<<(std::ostream& stream, const RotaryOptions& options);
 
 /// The frequencies of the R / 2 pairs of heads of size `head_dim`, in radians a position, after
-/// scaling: (R / 2) float64 on the CPU. Throws `c10::Error` naming the first option that has no
-/// sensible meaning.
+/// scaling, by `LongRopeScaling` that of short sequences: (R / 2) float64 on the CPU. Throws
+/// `c10::Error` naming the first option that has no sensible meaning.
 at::Tensor rotary_frequencies(const RotaryOptions& options, int64_t head_dim);
 
 /// Turns each pair (a, b) of elements by the angle p * frequency, at position p:

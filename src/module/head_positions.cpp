@@ -2,13 +2,26 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/maximum.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <ostream>
 #include <utility>
+#include <variant>
 
 #include "rotary/rotary.h"
 #include "runtime/constant.h"
+#include "runtime/finite.h"
+
+namespace mha {
+
+std::ostream& operator<<(std::ostream& stream, const TemperatureTuning& tuning) {
+  return stream << "(scale=" << tuning.scale() << ", floor_scale=" << tuning.floor_scale()
+                << ", offset=" << tuning.offset() << ")";
+}
+
+}  // namespace mha
 
 namespace mha::detail {
 namespace {
@@ -65,14 +78,48 @@ void check_given(const CallOptions& call, KeyTokens keys) {
 
 }  // namespace
 
+bool has_positions(const MultiHeadAttentionOptions& options) {
+  return options.rotary() || options.temperature_tuning();
+}
+
+at::Tensor query_tuning(const MultiHeadAttentionOptions& options, const at::Tensor& positions,
+                        at::Device device) {
+  const auto& tuning = options.temperature_tuning();
+  if (!tuning) return {};
+  // In float64, if the device has it, which long positions need. Before the first: as there.
+  const auto wide = widest_dtype(device);
+  const auto place = positions.is_meta() || wide == at::kDouble ? device : at::Device(at::kCPU);
+  const auto steps = ((positions.to(place, at::kDouble) + tuning->offset()) /
+                      static_cast<double>(tuning->floor_scale()))
+                         .floor()
+                         .clamp_min(0);
+  const auto factors = (steps.log1p() * tuning->scale() + 1).to(device, wide);
+  return (factors.dim() == 1 ? factors.unsqueeze(0) : factors).unsqueeze(1).unsqueeze(3);
+}
+
+at::Tensor longest_position(const MultiHeadAttentionOptions& options,
+                            const HeadPositions& positions) {
+  if (!options.rotary() ||
+      !std::holds_alternative<LongRopeScaling>(options.rotary()->scaling())) {
+    return {};
+  }
+  at::Tensor longest;
+  for (const auto& tensor : {positions.query, positions.key}) {
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    const auto largest = tensor.max();
+    longest = longest.defined() ? at::maximum(longest, largest.to(longest.device())) : largest;
+  }
+  return longest;
+}
+
 HeadPositions head_positions(const MultiHeadAttentionOptions& options, const CallOptions& call,
                              const Tokens& tokens, const std::vector<int64_t>& first) {
   const auto &positions = call.positions(), &key_positions = call.key_positions();
-  if (!options.rotary()) {
-    TORCH_CHECK(
-        !positions.defined() && !key_positions.defined(),
-        "MultiHeadAttention: positions: expected none in a module without rotary, found ",
-        positions.defined() ? "positions" : "key_positions");
+  if (!has_positions(options)) {
+    TORCH_CHECK(!positions.defined() && !key_positions.defined(),
+                "MultiHeadAttention: positions: expected none in a module without rotary or "
+                "temperature_tuning, found ",
+                positions.defined() ? "positions" : "key_positions");
     return {};
   }
   const KeyTokens kind = key_tokens_of(tokens);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "module/head_norm.h"
+#include "module/head_positions.h"
 #include "module/off_heads.h"
 #include "module/projection.h"
 #include "rotary/rotary.h"
@@ -65,37 +66,73 @@ at::Tensor whole_rows(const at::Tensor& heads) {
   return heads.stride(1) == heads.size(2) * heads.size(3) ? heads.flatten(2) : heads;
 }
 
-HeadNorm query_norm(const MultiHeadAttentionImpl& module) {
-  return {module.options.qk_norm(), module.options.qk_norm_eps(), module.q_norm,
-          module.q_norm_bias};
+// What queries or keys (N, H, T, D) are put through once they are projected, in order.
+struct Conditioning {
+  const MultiHeadAttentionOptions& options;
+  HeadNorm norm;
+  at::Tensor positions;  // undefined: those of keys that nothing asks for
+  at::Tensor tuning;     // multiplies queries, (1, 1, T, 1) or (N, 1, T, 1)
+  at::Tensor longest;    // see `rotate`
+
+  template <typename Normalise, typename Rotate>
+  void in_order(const Normalise& to_normal, const Rotate& turn) const {
+    const bool has_norm = norm.kind != QKNorm::none;
+    const bool before = options.qk_norm_order() == QKNormOrder::before_rotary;
+    if (has_norm && before) to_normal();
+    if (options.rotary()) turn();
+    if (has_norm && !before) to_normal();
+  }
+};
+
+Conditioning of_queries(const MultiHeadAttentionImpl& module, const Tokens& tokens) {
+  return {module.options, query_norm(module), tokens.positions.query,
+          query_tuning(module.options, tokens.positions.query, tokens.query.device()),
+          longest_position(module.options, tokens.positions)};
 }
-HeadNorm key_norm(const MultiHeadAttentionImpl& module) {
-  return {module.options.qk_norm(), module.options.qk_norm_eps(), module.k_norm,
-          module.k_norm_bias};
+Conditioning of_keys(const MultiHeadAttentionImpl& module, const Tokens& tokens) {
+  return {module.options,
+          key_norm(module),
+          tokens.positions.key,
+          {},
+          longest_position(module.options, tokens.positions)};
 }
 
-// Normalises and rotates heads (N, T, H, D) in place, on the CPU without gradients.
-void condition_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
-                        const HeadNorm& norm, const at::Tensor& positions) {
-  const auto& options = module.options;
+// Heads (N, T, H, D) in place, on the CPU without gradients.
+void condition_in_place(const at::Tensor& heads, const Conditioning& by) {
   const auto rows = heads.transpose(1, 2);
-  if (heads.scalar_type() != at::kFloat) {
-    if (norm.gain.defined()) rows.copy_(normalise(rows, norm));
-    if (positions.defined()) rows.copy_(rotate(rows, positions, *options.rotary()));
-    return;
-  }
-  if (norm.gain.defined()) normalise_in_place(rows, norm);
-  if (positions.defined()) rotate_in_place(rows, positions, *options.rotary());
+  const bool is_float = heads.scalar_type() == at::kFloat;
+  const auto& rotary = by.options.rotary();
+  by.in_order(
+      [&] {
+        if (is_float) return normalise_in_place(rows, by.norm);
+        rows.copy_(normalise(rows, by.norm));
+      },
+      [&] {
+        if (is_float) return rotate_in_place(rows, by.positions, *rotary, by.longest);
+        rows.copy_(rotate(rows, by.positions, *rotary, by.longest));
+      });
+  if (by.tuning.defined()) rows.mul_(by.tuning);
 }
 
 // The same with gradients, or in any dtype and on any device.
-at::Tensor condition(const MultiHeadAttentionImpl& module, const at::Tensor& heads,
-                     const HeadNorm& norm, const at::Tensor& positions) {
-  const auto& options = module.options;
+at::Tensor condition(const at::Tensor& heads, const Conditioning& by) {
   auto rows = heads.transpose(1, 2);
-  if (norm.gain.defined()) rows = normalise(rows, norm);
-  if (positions.defined()) rows = rotate(rows, positions, *options.rotary());
+  by.in_order([&] { rows = normalise(rows, by.norm); },
+              [&] { rows = rotate(rows, by.positions, *by.options.rotary(), by.longest); });
+  if (by.tuning.defined()) {
+    const auto compute = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    rows = (rows * by.tuning.to(compute)).to(rows.scalar_type());
+  }
   return rows.transpose(1, 2);
+}
+
+// Values times `value_scale`: in place, or with gradients.
+void scale_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& values) {
+  if (module.options.value_scale() != 1) values.mul_(module.options.value_scale());
+}
+at::Tensor scaled(const MultiHeadAttentionImpl& module, const at::Tensor& values) {
+  const double scale = module.options.value_scale();
+  return scale == 1 ? values : values * scale;
 }
 
 // Of what may be absent: (N, T, H, D) as (N, H, T, D).
@@ -120,9 +157,8 @@ void append_in_place(const MultiHeadAttentionImpl& module, const at::Tensor& key
                      const at::Tensor& value) {
   const int64_t keys = key.size(1) - appended_keys(module.options);
   if (module.options.add_bias_kv()) {
-    const std::vector<int64_t> token{1, key.size(2), key.size(3)};
-    key.select(1, keys).copy_(module.bias_k.view(token));
-    value.select(1, keys).copy_(module.bias_v.view(token));
+    key.select(1, keys).copy_(module.bias_k.view({1, key.size(2), key.size(3)}));
+    value.select(1, keys).copy_(module.bias_v.view({1, value.size(2), value.size(3)}));
   }
   if (module.options.add_zero_attn()) {
     key.select(1, key.size(1) - 1).zero_();
@@ -137,7 +173,7 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   const int64_t h = module.options.num_heads(), kv_heads = module.num_kv_heads(),
                 d = module.head_dim();
   const auto [query, key, value, positions, off] = projectable(tokens);
-  at::Tensor q, k, v, given_k;
+  at::Tensor q, k, v, given_k, given_v;
   std::vector<Projection> projections;
   if (query.defined()) {
     q = allocate_heads(query, h, d, 0, lifetime);
@@ -145,16 +181,17 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
   }
   if (key.defined()) {
     k = allocate_heads(key, kv_heads, d, extra, lifetime);
-    v = allocate_heads(key, kv_heads, d, extra, Lifetime::passing);
+    v = allocate_heads(key, kv_heads, module.v_head_dim(), extra, Lifetime::passing);
     given_k = k.narrow(1, 0, key.size(1));
+    given_v = v.narrow(1, 0, key.size(1));
     projections.push_back(projection_of(key, *module.W_k, 1, whole_rows(given_k)));
-    projections.push_back(
-        projection_of(value, *module.W_v, 2, whole_rows(v.narrow(1, 0, key.size(1)))));
+    projections.push_back(projection_of(value, *module.W_v, 2, whole_rows(given_v)));
   }
   project(projections, cache);
-  if (query.defined()) condition_in_place(module, q, query_norm(module), positions.query);
+  if (query.defined()) condition_in_place(q, of_queries(module, tokens));
   if (key.defined()) {
-    condition_in_place(module, given_k, key_norm(module), positions.key);
+    condition_in_place(given_k, of_keys(module, tokens));
+    scale_in_place(module, given_v);
     append_in_place(module, k, v);
   }
   return {heads_first(q), heads_first(k), heads_first(v)};
@@ -164,6 +201,7 @@ Heads project_unrecorded(const MultiHeadAttentionImpl& module, PackedWeights& ca
 struct HeadLayer {
   torch::nn::LinearImpl* layer;
   size_t slot;
+  int64_t head_dim;
   at::Tensor tokens;  // undefined: nothing is projected
   at::Tensor off;     // to whose gradients heads that are off give nothing
 };
@@ -171,9 +209,7 @@ struct HeadLayer {
 // With gradients: (N, T, H, D) each, undefined likewise. What the kernels take is recorded
 // together.
 std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layers,
-                                             const MultiHeadAttentionImpl& module,
                                              PackedWeights& cache) {
-  const int64_t d = module.head_dim();
   std::vector<at::Tensor> heads(layers.size());
   std::vector<Projection> recorded, others;
   std::vector<size_t> numbers;                                 // of the recorded
@@ -186,7 +222,7 @@ std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layer
     return conversions.back().second;
   };
   for (size_t i = 0; i < layers.size(); ++i) {
-    auto& [layer, slot, tokens, off] = layers[i];
+    auto& [layer, slot, d, tokens, off] = layers[i];
     if (!tokens.defined()) continue;
     const int64_t h = layer->weight.size(0) / d;
     if (!takes_kernels(tokens, *layer)) {
@@ -208,6 +244,7 @@ std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layer
   const auto outputs = project_recorded(recorded, cache);
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto& output = outputs[i];
+    const int64_t d = layers[numbers[i]].head_dim;
     heads[numbers[i]] =
         output.dim() == 4 ? output : output.unflatten(2, {output.size(2) / d, d});
   }
@@ -215,23 +252,21 @@ std::vector<at::Tensor> project_all_to_heads(const std::vector<HeadLayer>& layer
 }
 
 // The same, where heads may be off.
-std::vector<at::Tensor> project_to_heads(std::vector<HeadLayer> layers,
-                                         const MultiHeadAttentionImpl& module,
-                                         PackedWeights& cache) {
+std::vector<at::Tensor> project_to_heads(std::vector<HeadLayer> layers, PackedWeights& cache) {
   std::vector<at::Tensor> without(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
-    auto& [layer, slot, tokens, off] = layers[i];
+    auto& [layer, slot, d, tokens, off] = layers[i];
     if (!tokens.defined() || !off.defined()) continue;
     without[i] = project_without_off_heads(*layer, tokens, off);
     if (!without[i].defined()) continue;
     if (takes_kernels(tokens, *layer)) without[i] = without[i].to(projected_dtype(*layer));
     tokens = at::Tensor();
   }
-  auto heads = project_all_to_heads(layers, module, cache);
+  auto heads = project_all_to_heads(layers, cache);
   for (size_t i = 0; i < layers.size(); ++i) {
     const at::Tensor& off = layers[i].off;
     if (without[i].defined()) {
-      heads[i] = without[i].unflatten(2, {off.size(1), module.head_dim()});
+      heads[i] = without[i].unflatten(2, {off.size(1), layers[i].head_dim});
     }
     if (heads[i].defined() && off.defined()) heads[i] = without_off_heads(heads[i], off);
   }
@@ -255,16 +290,21 @@ Heads project_with_gradients(MultiHeadAttentionImpl& module, PackedWeights& cach
   const auto& options = module.options;
   const auto off = at::GradMode::is_enabled() ? tokens.off : at::Tensor();
   const auto kv_off = kv_heads_off(off, module.num_kv_heads());
-  auto heads = project_to_heads({{module.W_q.get(), 0, tokens.query, off},
-                                 {module.W_k.get(), 1, tokens.key, kv_off},
-                                 {module.W_v.get(), 2, tokens.value, kv_off}},
-                                module, cache);
+  // A norm over all heads has the others depend on one that is off.
+  const bool are_apart =
+      options.qk_norm() == QKNorm::none || options.qk_norm_scope() == QKNormScope::head;
+  const auto apart = [&](const at::Tensor& of) { return are_apart ? of : at::Tensor(); };
+  const int64_t d = module.head_dim(), dv = module.v_head_dim();
+  auto heads = project_to_heads({{module.W_q.get(), 0, d, tokens.query, apart(off)},
+                                 {module.W_k.get(), 1, d, tokens.key, apart(kv_off)},
+                                 {module.W_v.get(), 2, dv, tokens.value, kv_off}},
+                                cache);
   auto &q = heads[0], &k = heads[1], &v = heads[2];
-  if (q.defined()) q = condition(module, q, query_norm(module), tokens.positions.query);
+  if (q.defined()) q = condition(q, of_queries(module, tokens));
   if (k.defined()) {
-    k = condition(module, k, key_norm(module), tokens.positions.key);
+    k = condition(k, of_keys(module, tokens));
     k = with_appended(k, options, module.bias_k);
-    v = with_appended(v, options, module.bias_v);
+    v = with_appended(scaled(module, v), options, module.bias_v);
   }
   return {heads_first(q), heads_first(k), heads_first(v)};
 }

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "module/head_projections.h"
@@ -33,6 +34,11 @@ bool differ(const std::vector<int64_t>& numbers) {
                      [&](int64_t number) { return number != numbers.front(); });
 }
 
+// What an error adds where values are of another size than keys.
+std::string values_of(int64_t head_dim, int64_t v_head_dim) {
+  return head_dim == v_head_dim ? "" : " (values " + std::to_string(v_head_dim) + ")";
+}
+
 KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& query,
                       const at::Tensor& key, const at::Tensor& value, const CallOptions& call) {
   TORCH_CHECK(!key.defined() && !value.defined(),
@@ -56,9 +62,11 @@ KeySource find_memory(const MultiHeadAttentionImpl& module, const at::Tensor& qu
               "query, ",
               batch, ", found ", keys.size(0));
   TORCH_CHECK(keys.size(1) == module.num_kv_heads() && keys.size(3) == module.head_dim() &&
-                  cache.values.size(3) == module.head_dim(),
+                  cache.values.size(3) == module.v_head_dim(),
               "MultiHeadAttention: memory: expected ", module.num_kv_heads(), " heads of size ",
-              module.head_dim(), ", found ", keys.size(1), " of size ", keys.size(3));
+              module.head_dim(), values_of(module.head_dim(), module.v_head_dim()), ", found ",
+              keys.size(1), " of size ", keys.size(3),
+              values_of(keys.size(3), cache.values.size(3)));
   TORCH_CHECK(keys.device() == query.device(),
               "MultiHeadAttention: memory: expected the device of query, ", query.device(),
               ", found ", keys.device());
@@ -107,8 +115,9 @@ KeySource find_keys(const MultiHeadAttentionImpl& module, const LayerToken& laye
   if (!call.cache()) return source;
   source.cache = &call.cache()->state();
   source.appends = true;
-  const int64_t new_keys = source.sizes.keys, d = module.head_dim();
-  source.plan = source.cache->plan({source.sizes.batch, module.num_kv_heads(), new_keys, d, d},
+  const int64_t new_keys = source.sizes.keys;
+  source.plan = source.cache->plan({source.sizes.batch, module.num_kv_heads(), new_keys,
+                                    module.head_dim(), module.v_head_dim()},
                                    call.new_lengths());
   source.cache->check_layer(layer);
   source.positions = source.cache->next_positions(source.sizes.batch);

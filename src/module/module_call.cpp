@@ -137,7 +137,7 @@ KVCache project_memory(MultiHeadAttentionImpl& module, PackedWeights& cache,
   const at::Tensor& value = given_value.defined() ? given_value : key;
   check_keys(module, key, value);
   auto tokens = tokens_of({}, key, value, module.options.batch_first());
-  if (module.options.rotary()) tokens.positions.key = at::arange(tokens.key.size(1));
+  if (has_positions(module.options)) tokens.positions.key = at::arange(tokens.key.size(1));
   const auto heads = project_heads(module, cache, tokens, Lifetime::passing);
   const auto dtype =
       options.dtype() ? heads.key.scalar_type() : module.W_k->weight.scalar_type();

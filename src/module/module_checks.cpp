@@ -3,9 +3,11 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "attention/attention.h"
+#include "module/head_norm.h"
 #include "module/registered_members.h"
 #include "rotary/rotary.h"
 #include "runtime/enum_check.h"
@@ -67,6 +69,13 @@ void check_options(const MultiHeadAttentionOptions& options) {
                 options.d_model(), ", found ", options.num_heads(),
                 "; set head_dim to choose the head size freely");
   }
+  if (options.v_head_dim()) {
+    check_positive("v_head_dim", *options.v_head_dim());
+    TORCH_CHECK(*options.v_head_dim() <= largest_size / options.num_heads(),
+                "MultiHeadAttentionOptions: v_head_dim: expected num_heads * v_head_dim up to "
+                "2^40, found ",
+                options.num_heads(), " * ", *options.v_head_dim());
+  }
   if (options.num_kv_heads()) {
     check_positive("num_kv_heads", *options.num_kv_heads());
     TORCH_CHECK(options.num_heads() % *options.num_kv_heads() == 0,
@@ -77,6 +86,13 @@ void check_options(const MultiHeadAttentionOptions& options) {
   if (options.vdim()) check_positive("vdim", *options.vdim());
   const int64_t inner =
       options.head_dim() ? options.num_heads() * *options.head_dim() : options.d_model();
+  const int64_t merged = options.num_heads() * options.v_head_dim().value_or(1);
+  for (const auto& [name, width] : {std::pair{"d_model", options.d_model()},
+                                    std::pair{"vdim", options.vdim().value_or(1)}}) {
+    TORCH_CHECK(width <= largest_weight / merged, "MultiHeadAttentionOptions: v_head_dim: ",
+                "expected weights of up to 2^44 numbers, found ", name,
+                " * num_heads * v_head_dim = ", width, " * ", merged);
+  }
   for (const auto& [name, width] :
        {std::pair{"d_model", options.d_model()}, std::pair{"kdim", options.kdim().value_or(1)},
         std::pair{"vdim", options.vdim().value_or(1)}}) {
@@ -97,12 +113,31 @@ void check_options(const MultiHeadAttentionOptions& options) {
     check_rotary(*options.rotary(),
                  options.head_dim().value_or(options.d_model() / options.num_heads()));
   }
+  if (const auto& tuning = options.temperature_tuning()) {
+    TORCH_CHECK(std::isfinite(tuning->scale()),
+                "TemperatureTuning: scale: expected a finite number, found ", tuning->scale());
+    TORCH_CHECK(tuning->floor_scale() > 0,
+                "TemperatureTuning: floor_scale: expected a number above 0, found ",
+                tuning->floor_scale());
+    TORCH_CHECK(tuning->offset() >= 0,
+                "TemperatureTuning: offset: expected a number of at least 0, found ",
+                tuning->offset());
+  }
+  TORCH_CHECK(std::isfinite(options.value_scale()),
+              "MultiHeadAttentionOptions: value_scale: expected a finite number, found ",
+              options.value_scale());
   TORCH_CHECK(
       std::isfinite(options.qk_norm_eps()) && options.qk_norm_eps() > 0,
       "MultiHeadAttentionOptions: qk_norm_eps: expected a finite number above 0, found ",
       options.qk_norm_eps());
   const char* subject = "MultiHeadAttentionOptions";
   check_enum({subject, "qk_norm"}, options.qk_norm(), QKNorm::layer, "none, rms or layer");
+  check_enum({subject, "qk_norm_scope"}, options.qk_norm_scope(), QKNormScope::all_heads,
+             "head or all_heads");
+  check_enum({subject, "qk_norm_gain"}, options.qk_norm_gain(), QKNormGain::none,
+             "elementwise, per_head or none");
+  check_enum({subject, "qk_norm_order"}, options.qk_norm_order(), QKNormOrder::after_rotary,
+             "before_rotary or after_rotary");
   check_enum({subject, "output_gate"}, options.output_gate(), OutputGate::elementwise,
              "none, per_head or elementwise");
   check_enum({subject, "weights"}, options.weights(), Weights::per_head,
@@ -110,6 +145,13 @@ void check_options(const MultiHeadAttentionOptions& options) {
   TORCH_CHECK(!options.qk_norm_bias() || options.qk_norm() == QKNorm::layer,
               "MultiHeadAttentionOptions: qk_norm_bias: expected qk_norm to be layer, found ",
               options.qk_norm());
+  TORCH_CHECK(!options.qk_norm_bias() || options.qk_norm_gain() != QKNormGain::none,
+              "MultiHeadAttentionOptions: qk_norm_bias: expected a gain beside it, found "
+              "qk_norm_gain none");
+  TORCH_CHECK(options.qk_norm_scope() == QKNormScope::head ||
+                  options.qk_norm_gain() != QKNormGain::per_head,
+              "MultiHeadAttentionOptions: qk_norm_gain: expected elementwise or none with "
+              "qk_norm_scope all_heads, found per_head");
   TORCH_CHECK(!options.dtype() || is_floating_dtype(*options.dtype()),
               "MultiHeadAttentionOptions: dtype: expected a floating dtype (float32, float64, "
               "bfloat16 or float16), found ",
@@ -181,11 +223,14 @@ void check_module(const MultiHeadAttentionImpl& module) {
   check_has_layers(module);
   const int64_t d_model = options.d_model(), heads = options.num_heads(), d = module.head_dim();
   const int64_t inner = heads * d, kv_inner = module.num_kv_heads() * d;
+  const int64_t dv = module.v_head_dim(), merged = heads * dv,
+                v_inner = module.num_kv_heads() * dv;
   const auto check = [&](const char* name, const at::Tensor& parameter, at::IntArrayRef shape) {
     TORCH_CHECK(parameter.defined() && parameter.sizes() == shape, "MultiHeadAttention: ", name,
                 ": expected shape ", shape, " by the options (d_model ", d_model,
                 ", num_heads ", heads, ", num_kv_heads ", module.num_kv_heads(), ", head_dim ",
-                d, "), found ", parameter.defined() ? message(parameter.sizes()) : "none",
+                d, dv == d ? "" : ", v_head_dim " + std::to_string(dv), "), found ",
+                parameter.defined() ? message(parameter.sizes()) : "none",
                 "; sizes are for the constructor to set");
   };
   const auto check_if = [&](bool wanted, const char* name, const at::Tensor& parameter,
@@ -206,22 +251,24 @@ void check_module(const MultiHeadAttentionImpl& module) {
                 vdim = options.vdim().value_or(d_model);
   check_layer("W_q.weight", "W_q.bias", module.W_q, inner, d_model, bias);
   check_layer("W_k.weight", "W_k.bias", module.W_k, kv_inner, kdim, bias);
-  check_layer("W_v.weight", "W_v.bias", module.W_v, kv_inner, vdim, bias);
-  check_layer("W_o.weight", "W_o.bias", module.W_o, d_model, inner, output_bias);
+  check_layer("W_v.weight", "W_v.bias", module.W_v, v_inner, vdim, bias);
+  check_layer("W_o.weight", "W_o.bias", module.W_o, d_model, merged, output_bias);
   check_if(options.add_bias_kv(), "bias_k", module.bias_k, {1, 1, kv_inner});
-  check_if(options.add_bias_kv(), "bias_v", module.bias_v, {1, 1, kv_inner});
+  check_if(options.add_bias_kv(), "bias_v", module.bias_v, {1, 1, v_inner});
   check_if(options.sinks(), "sinks", module.sinks, {heads});
-  check_if(options.qk_norm() != QKNorm::none, "q_norm", module.q_norm, {d});
-  check_if(options.qk_norm() != QKNorm::none, "k_norm", module.k_norm, {d});
-  check_if(options.qk_norm_bias(), "q_norm_bias", module.q_norm_bias, {d});
-  check_if(options.qk_norm_bias(), "k_norm_bias", module.k_norm_bias, {d});
+  const auto of_queries = gain_shape(options, heads, d),
+             of_keys = gain_shape(options, module.num_kv_heads(), d);
+  check_if(!of_queries.empty(), "q_norm", module.q_norm, of_queries);
+  check_if(!of_keys.empty(), "k_norm", module.k_norm, of_keys);
+  check_if(options.qk_norm_bias(), "q_norm_bias", module.q_norm_bias, of_queries);
+  check_if(options.qk_norm_bias(), "k_norm_bias", module.k_norm_bias, of_keys);
   const bool gated = options.output_gate() != OutputGate::none;
   TORCH_CHECK(gated != module.W_g.is_empty(), "MultiHeadAttention: W_g: expected ",
               gated ? "a layer" : "none", " by output_gate ", options.output_gate(), ", found ",
               gated ? "none" : "one", "; set it before the module is made");
   if (gated) {
     const bool per_head = options.output_gate() == OutputGate::per_head;
-    check_layer("W_g.weight", "W_g.bias", module.W_g, per_head ? heads : inner, d_model, bias);
+    check_layer("W_g.weight", "W_g.bias", module.W_g, per_head ? heads : merged, d_model, bias);
   }
   check_registered(module);
   check_types(module);

@@ -70,6 +70,9 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "mha::MultiHeadAttention(d_model=" << options.d_model()
          << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << num_kv_heads();
   print(stream, ", head_dim=", size);
+  if (options.v_head_dim() && options.v_head_dim() != size) {
+    stream << ", v_head_dim=" << *options.v_head_dim();
+  }
   stream << ", kdim=" << options.kdim().value_or(options.d_model())
          << ", vdim=" << options.vdim().value_or(options.d_model())
          << ", bias=" << options.bias()
@@ -80,10 +83,17 @@ void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   print(stream, ", scale=", scale);
   stream << ", softcap=" << options.softcap() << ", sinks=" << options.sinks();
   print(stream, ", rotary=", options.rotary());
+  if (options.temperature_tuning()) {
+    stream << ", temperature_tuning=" << *options.temperature_tuning();
+  }
+  if (options.value_scale() != 1) stream << ", value_scale=" << options.value_scale();
   stream << ", qk_norm=" << options.qk_norm();
   if (options.qk_norm() != QKNorm::none) {
     stream << ", qk_norm_eps=" << options.qk_norm_eps()
-           << ", qk_norm_bias=" << options.qk_norm_bias();
+           << ", qk_norm_bias=" << options.qk_norm_bias()
+           << ", qk_norm_scope=" << options.qk_norm_scope()
+           << ", qk_norm_gain=" << options.qk_norm_gain()
+           << ", qk_norm_order=" << options.qk_norm_order();
   }
   stream << ", output_gate=" << options.output_gate() << ", weights=" << options.weights()
          << ", weights_after_dropout=" << options.weights_after_dropout();

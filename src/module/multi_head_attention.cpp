@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "module/head_norm.h"
 #include "module/module_call.h"
 #include "module/module_checks.h"
 #include "module/packed_weight.h"
@@ -58,6 +59,10 @@ int64_t MultiHeadAttentionImpl::head_dim() const {
   return options.head_dim().value_or(options.d_model() / options.num_heads());
 }
 
+int64_t MultiHeadAttentionImpl::v_head_dim() const {
+  return options.v_head_dim() ? *options.v_head_dim() : head_dim();
+}
+
 int64_t MultiHeadAttentionImpl::num_kv_heads() const {
   return options.num_kv_heads().value_or(options.num_heads());
 }
@@ -66,34 +71,39 @@ void MultiHeadAttentionImpl::reset() {
   detail::check_options(options);
   const int64_t d_model = options.d_model(), inner = options.num_heads() * head_dim();
   const int64_t kv_inner = num_kv_heads() * head_dim();
+  const int64_t v_inner = num_kv_heads() * v_head_dim(),
+                merged = options.num_heads() * v_head_dim();
   const bool bias = options.bias(), output_bias = options.output_bias().value_or(bias);
   const int64_t kdim = options.kdim().value_or(d_model),
                 vdim = options.vdim().value_or(d_model);
   W_q = register_module("W_q", undrawn_linear(d_model, inner, bias, options));
   W_k = register_module("W_k", undrawn_linear(kdim, kv_inner, bias, options));
-  W_v = register_module("W_v", undrawn_linear(vdim, kv_inner, bias, options));
-  W_o = register_module("W_o", undrawn_linear(inner, d_model, output_bias, options));
+  W_v = register_module("W_v", undrawn_linear(vdim, v_inner, bias, options));
+  W_o = register_module("W_o", undrawn_linear(merged, d_model, output_bias, options));
   if (options.add_bias_kv()) {
     bias_k = register_parameter("bias_k", at::empty({1, 1, kv_inner}, tensor_options(options)));
-    bias_v = register_parameter("bias_v", at::empty({1, 1, kv_inner}, tensor_options(options)));
+    bias_v = register_parameter("bias_v", at::empty({1, 1, v_inner}, tensor_options(options)));
   }
   if (options.sinks()) {
     sinks =
         register_parameter("sinks", at::empty({options.num_heads()}, tensor_options(options)));
   }
-  if (options.qk_norm() != QKNorm::none) {
-    q_norm = register_parameter("q_norm", at::empty({head_dim()}, tensor_options(options)));
-    k_norm = register_parameter("k_norm", at::empty({head_dim()}, tensor_options(options)));
+  const auto of_queries = detail::gain_shape(options, options.num_heads(), head_dim()),
+             of_keys = detail::gain_shape(options, num_kv_heads(), head_dim());
+  if (!of_queries.empty()) {
+    q_norm = register_parameter("q_norm", at::empty(of_queries, tensor_options(options)));
+    k_norm = register_parameter("k_norm", at::empty(of_keys, tensor_options(options)));
   }
   if (options.qk_norm_bias()) {
-    const auto undrawn = [&] { return at::empty({head_dim()}, tensor_options(options)); };
-    q_norm_bias = register_parameter("q_norm_bias", undrawn());
-    k_norm_bias = register_parameter("k_norm_bias", undrawn());
+    q_norm_bias =
+        register_parameter("q_norm_bias", at::empty(of_queries, tensor_options(options)));
+    k_norm_bias =
+        register_parameter("k_norm_bias", at::empty(of_keys, tensor_options(options)));
   }
   if (options.output_gate() != OutputGate::none) {
     const bool per_head = options.output_gate() == OutputGate::per_head;
     W_g = register_module(
-        "W_g", undrawn_linear(d_model, per_head ? options.num_heads() : inner, bias, options));
+        "W_g", undrawn_linear(d_model, per_head ? options.num_heads() : merged, bias, options));
   }
 }
 
@@ -105,7 +115,7 @@ void MultiHeadAttentionImpl::reset_parameters() {
     torch::nn::init::xavier_normal_(bias_v);
   }
   if (options.sinks()) torch::nn::init::zeros_(sinks);
-  if (options.qk_norm() != QKNorm::none) {
+  if (q_norm.defined()) {
     torch::nn::init::ones_(q_norm);
     torch::nn::init::ones_(k_norm);
   }

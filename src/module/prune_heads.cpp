@@ -63,6 +63,9 @@ at::Tensor blocks(const at::Tensor& tensor, int64_t dim, int64_t count,
 
 void MultiHeadAttentionImpl::prune_heads(const std::vector<int64_t>& heads) {
   detail::check_module(*this);
+  TORCH_CHECK(options.qk_norm() == QKNorm::none || options.qk_norm_scope() == QKNormScope::head,
+              "prune_heads: qk_norm_scope: expected head, since a norm over all heads has each "
+              "depend on the others, found all_heads");
   const int64_t h = options.num_heads(), kv_heads = num_kv_heads(), d = head_dim();
   const KeptHeads kept = kept_heads(heads, h, kv_heads);
   if (heads.empty()) return;
@@ -85,6 +88,12 @@ void MultiHeadAttentionImpl::prune_heads(const std::vector<int64_t>& heads) {
   shrink(W_o->weight, 1, h, kept.query);
   if (!W_g.is_empty()) shrink_outputs(W_g, h, kept.query);
   shrink(sinks, 0, h, kept.query);
+  if (options.qk_norm_gain() == QKNormGain::per_head) {
+    for (const auto& of_queries : {q_norm, q_norm_bias}) shrink(of_queries, 0, h, kept.query);
+    for (const auto& of_keys : {k_norm, k_norm_bias}) {
+      shrink(of_keys, 0, kv_heads, kept.key_value);
+    }
+  }
   shrink(bias_k, 2, kv_heads, kept.key_value);
   shrink(bias_v, 2, kv_heads, kept.key_value);
 

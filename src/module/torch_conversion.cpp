@@ -111,6 +111,13 @@ void check_expressible(const MultiHeadAttentionOptions& options, int64_t head_di
   TORCH_CHECK(head_dim * options.num_heads() == options.d_model(),
               "to_torch: head_dim: expected d_model / num_heads = ", options.d_model(), " / ",
               options.num_heads(), ", which is all that torch's module has, found ", head_dim);
+  TORCH_CHECK(options.v_head_dim().value_or(head_dim) == head_dim && options.value_scale() == 1,
+              "to_torch: v_head_dim and value_scale: expected head_dim = ", head_dim,
+              " and 1, which is all that torch's module has, found ",
+              options.v_head_dim().value_or(head_dim), " and ", options.value_scale());
+  TORCH_CHECK(!options.temperature_tuning(),
+              "to_torch: temperature_tuning: expected none, since torch's module has none, ",
+              "found one");
   TORCH_CHECK(options.num_kv_heads().value_or(options.num_heads()) == options.num_heads(),
               "to_torch: num_kv_heads: expected num_heads = ", options.num_heads(),
               ", which is all that torch's module has, found ",

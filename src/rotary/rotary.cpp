@@ -6,9 +6,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <variant>
 
 #include "runtime/attention_path.h"
 #include "runtime/constant.h"
@@ -25,17 +27,30 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// The frequencies as a tensor at `place`, chosen without that a number is read.
+at::Tensor radians_at(at::Device place, const RotaryOptions& options, int64_t head_dim,
+                      const at::Tensor& positions, const at::Tensor& longest) {
+  const auto at_length = [&](int64_t length) {
+    return constant(compute_frequencies(options, head_dim, length).radians).to(place);
+  };
+  const auto* scaling = std::get_if<LongRopeScaling>(&options.scaling());
+  if (!scaling || (!longest.defined() && positions.numel() == 0)) return at_length(0);
+  const int64_t original = scaling->original_max_position();
+  const auto is_long = (longest.defined() ? longest : positions.max()).ge(original).to(place);
+  return at::where(is_long, at_length(original), at_length(0));
+}
+
 // The composition of ATen calls: other devices, float64, MHA_PATH=plain, traces.
 at::Tensor rotate_plain(const at::Tensor& x, const at::Tensor& positions,
-                        const RotaryOptions& options) {
+                        const RotaryOptions& options, const at::Tensor& longest) {
   const auto [radians, amplitude] = compute_frequencies(options, x.size(3));
   const auto pairs = static_cast<int64_t>(radians.size());
   const auto compute = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   // In float64, which long positions need: on the CPU if the device has none.
   const bool is_wide = widest_dtype(x.device()) == at::kDouble;
   const auto place = is_wide ? x.device() : at::Device(at::kCPU);
-  const auto angles =
-      positions.to(place, at::kDouble).unsqueeze(-1) * constant(radians).to(place);
+  const auto angles = positions.to(place, at::kDouble).unsqueeze(-1) *
+                      radians_at(place, options, x.size(3), positions, longest);
   // (T, pairs) or (N, 1, T, pairs)
   const auto over_heads = [](const at::Tensor& t) { return t.dim() == 3 ? t.unsqueeze(1) : t; };
   const auto cosine = over_heads((angles.cos() * amplitude).to(x.device(), compute));
@@ -66,11 +81,13 @@ struct TableRows {
 };
 
 TableRows table_rows(const at::Tensor& positions, const RotaryOptions& options,
-                     int64_t head_dim) {
+                     int64_t head_dim, const at::Tensor& longest) {
   auto indices = without_lazy_bits(positions).to(at::kCPU, at::kLong).contiguous();
   const int64_t* first = indices.data_ptr<int64_t>();
   const auto [low, high] = std::minmax_element(first, first + indices.numel());
-  const auto table = rotary_table(options, head_dim, *low < 0 ? 1 : *high + 1);
+  const auto frequencies = compute_frequencies(
+      options, head_dim, longest.defined() ? longest.item<int64_t>() : *high);
+  const auto table = rotary_table(frequencies, *low < 0 ? 1 : *high + 1);
   if (*low >= 0 && *high < table->rows.size(0)) return {indices, table->rows};
   // Beyond what is kept: a table of this call's tokens.
   auto rows = at::empty({indices.numel(), 2, table->rows.size(2)}, at::kFloat);
@@ -160,9 +177,11 @@ void check_positions(const char* name, const at::Tensor& positions, int64_t batc
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& positions,
-                  const RotaryOptions& options) {
-  if (x.numel() == 0 || !takes_rotary_kernel(x)) return rotate_plain(x, positions, options);
-  const auto table = table_rows(positions, options, x.size(3));
+                  const RotaryOptions& options, const at::Tensor& longest) {
+  if (x.numel() == 0 || !takes_rotary_kernel(x)) {
+    return rotate_plain(x, positions, options, longest);
+  }
+  const auto table = table_rows(positions, options, x.size(3), longest);
   if (at::GradMode::is_enabled() && x.requires_grad()) {
     return RotaryFunction::apply(x, table, options, Turn::forward);
   }
@@ -170,9 +189,10 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& positions,
 }
 
 void rotate_in_place(const at::Tensor& x, const at::Tensor& positions,
-                     const RotaryOptions& options) {
+                     const RotaryOptions& options, const at::Tensor& longest) {
   if (x.numel() == 0) return;
-  rotate_by_kernel(x, table_rows(positions, options, x.size(3)), options, Turn::forward, x);
+  rotate_by_kernel(x, table_rows(positions, options, x.size(3), longest), options,
+                   Turn::forward, x);
 }
 
 }  // namespace mha::detail

@@ -49,11 +49,10 @@ void fill_rotary_rows(const RotaryFrequencies& frequencies, const int64_t* posit
   });
 }
 
-std::shared_ptr<const RotaryTable> rotary_table(const RotaryOptions& options, int64_t head_dim,
+std::shared_ptr<const RotaryTable> rotary_table(const RotaryFrequencies& frequencies,
                                                 int64_t rows) {
   static std::mutex mutex;
   static auto& tables = *new std::vector<std::shared_ptr<const RotaryTable>>();
-  const auto frequencies = compute_frequencies(options, head_dim);
   const auto row_bytes = static_cast<int64_t>(frequencies.radians.size() * 2 * sizeof(float));
   rows = std::min(rows, std::max<int64_t>(1, largest_table / row_bytes));
 

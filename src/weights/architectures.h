@@ -17,6 +17,15 @@ namespace mha::detail {
 /// - `d_model`, `heads`, `kv_heads`, `head_dim`, `layers`: sizes.
 /// - `bias`, `output_bias`, `norm`, `norm_bias`, `norm_eps`, `gate`, `sinks`, `scale`,
 ///   `softcap`: as in `MultiHeadAttentionOptions`; `scale_of`: its power of -1/2 is the scale.
+/// - `norm_scope`, `norm_gain`, `norm_order`: as `qk_norm_scope` and so on; `norm_on`:
+/// `rotated`,
+///   where only layers that rotate have the norm.
+/// - `v_head_dim`, `value_scale`: as in the options; `kv_heads_times_sliding`, `sinks_on`: what
+///   sliding layers have more of, or alone.
+/// - `temperature_tuning`: an object with the members of `TemperatureTuning`; `temperature_on`:
+///   `not_rotated`, where only layers that do not rotate have it.
+/// - `rotary_alpha`: that `alpha` beside the type `dynamic` is a fixed NTK factor.
+/// - `rotary_original`: the original length, where config.json does not say it.
 /// - `rotary`: its pairs; `rotary_dim`, or `rotary_fraction` of a head; `rotary_base`, and
 ///   `rotary_base_sliding`; `rotary_on`: the layers that rotate, if not all.
 /// - `mask`: `causal`, or null; `alibi`: `press` or `mpt`.
@@ -24,8 +33,10 @@ namespace mha::detail {
 /// kind
 ///   follows from a layer's number where there is no list; `other`: what a layer is then that
 ///   is not full.
+/// - `chunk`: beside `sliding`: `chunked_where_rotated`, whether such layers attend in chunks.
 /// - `window`: how many keys a sliding layer sees, its own and those before; twice that is
 ///   `window_half_causal`, and `window_half` twice what lies to either side.
+///   `window_before`: those before alone, which counts where it is there.
 /// - `position_bias`: T5's learned one.
 extern const char* const kArchitectures;
 

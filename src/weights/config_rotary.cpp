@@ -2,14 +2,20 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <vector>
 
 #include "files/excerpt.h"
 
 namespace mha::detail {
 namespace {
+
+bool is_longrope(const std::string& type) {
+  return type == "longrope" || type == "su";  // its older name
+}
 
 // The numbers of one rotation, wherever the configuration has them.
 class RopeNumbers {
@@ -74,6 +80,25 @@ class RopeNumbers {
     return found;
   }
 
+  std::vector<double> numbers(const char* key) const {
+    const auto found = parameters_.find(key);
+    if (found == parameters_.end() || !found->is_array()) {
+      values_.fail(where(key), "an array of numbers",
+                   found == parameters_.end() ? nlohmann::json() : *found);
+    }
+    std::vector<double> all;
+    for (const auto& value : *found) all.push_back(values_.number_of(value, where(key)));
+    return all;
+  }
+
+  // How many times as long as the original the sequences are, where no factor says so.
+  double growth(int64_t original) const {
+    const auto& config = values_.config();
+    const auto longest = config.find("max_position_embeddings");
+    const nlohmann::json found = longest == config.end() ? nlohmann::json() : *longest;
+    return double(values_.count_of(found, "max_position_embeddings")) / double(original);
+  }
+
   int64_t original_max_position() const {
     const char* name = "original_max_position_embeddings";
     if (const auto found = parameters_.find(name);
@@ -85,6 +110,7 @@ class RopeNumbers {
       if (found != values_.config().end() && !found->is_null()) {
         return values_.count_of(*found, key);
       }
+      if (const auto usual = values_.count("rotary_original")) return *usual;
     }
     TORCH_CHECK(false, values_.path(), ": ", where(name), ": expected a number, found none");
   }
@@ -94,6 +120,10 @@ class RopeNumbers {
     if (found == parameters_.end() || found->is_null()) return true;
     if (!found->is_boolean()) values_.fail(where("truncate"), "true or false", *found);
     return found->get<bool>();
+  }
+
+  bool has_alpha() const {
+    return values_.flag("rotary_alpha").value_or(false) && number("alpha").value_or(0) != 0;
   }
 
   // A number that nothing here reads may change what the others mean.
@@ -114,8 +144,14 @@ class RopeNumbers {
                                                 "high_freq_factor",
                                                 "max_position_embeddings"};
     for (const auto& [key, value] : parameters_.items()) {
-      TORCH_CHECK(known.count(key) != 0 || value.is_null(), values_.path(), ": ", name_,
-                  ": expected numbers that are known, found ", excerpt(key));
+      const bool is_factor =
+          (key == "short_factor" || key == "long_factor") && is_longrope(type());
+      const bool is_alpha = key == "alpha" && has_alpha();
+      const bool is_beta =
+          key == "llama_4_scaling_beta" && !values_.value("temperature_tuning").is_null();
+      TORCH_CHECK(known.count(key) != 0 || is_factor || is_alpha || is_beta || value.is_null(),
+                  values_.path(), ": ", name_, ": expected numbers that are known, found ",
+                  excerpt(key));
     }
   }
 
@@ -129,44 +165,56 @@ class RopeNumbers {
   std::string name_;
 };
 
-RotaryScaling yarn_in(const RopeNumbers& rope, const ConfigValues& values) {
+RotaryScaling yarn_in(const RopeNumbers& rope) {
   const int64_t original = rope.original_max_position();
-  double factor = 0;
-  if (rope.number("factor")) {
-    factor = rope.positive("factor");
-  } else {
-    const auto& config = values.config();
-    const auto longest = config.find("max_position_embeddings");
-    const nlohmann::json found = longest == config.end() ? nlohmann::json() : *longest;
-    factor = double(values.count_of(found, "max_position_embeddings")) / double(original);
-  }
-  YarnScaling scaling(factor, original);
+  YarnScaling scaling(rope.number("factor") ? rope.positive("factor") : rope.growth(original),
+                      original);
   if (rope.number("beta_fast").value_or(0) != 0) scaling.beta_fast(rope.positive("beta_fast"));
   if (rope.number("beta_slow").value_or(0) != 0) scaling.beta_slow(rope.positive("beta_slow"));
   scaling.truncate(rope.truncate()).attention_factor(rope.number("attention_factor"));
   const double mscale = rope.number("mscale").value_or(0),
                mscale_all_dim = rope.number("mscale_all_dim").value_or(0);
-  if (!scaling.attention_factor() && mscale != 0 && mscale_all_dim != 0) {
-    const auto grown = [&](double by) {
-      return factor <= 1 ? 1.0 : 0.1 * by * std::log(factor) + 1;
-    };
-    scaling.attention_factor(grown(mscale) / grown(mscale_all_dim));
-  }
+  if (mscale != 0 && mscale_all_dim != 0) scaling.mscale(mscale).mscale_all_dim(mscale_all_dim);
   return scaling;
+}
+
+RotaryScaling longrope_in(const RopeNumbers& rope) {
+  const int64_t original = rope.original_max_position();
+  const double factor = rope.number("factor") ? rope.positive("factor") : rope.growth(original);
+  return LongRopeScaling(rope.numbers("short_factor"), rope.numbers("long_factor"), original)
+      .factor(std::max(factor, 1.0))
+      .attention_factor(rope.number("attention_factor"));
+}
+
+// Those of all pairs of a head, of which only the first part of them turns.
+std::vector<double> proportional_in(const RopeNumbers& rope, double base, int64_t head_dim) {
+  const double part = rope.number("partial_rotary_factor").value_or(1);
+  const auto turning = static_cast<int64_t>(std::floor(part * double(head_dim) / 2));
+  const double factor = rope.number("factor") ? rope.positive("factor") : 1;
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < head_dim / 2; ++i) {
+    frequencies.push_back(
+        i < turning ? std::pow(base, -2 * double(i) / double(head_dim)) / factor : 0);
+  }
+  return frequencies;
 }
 
 RotaryScaling scaling_in(const RopeNumbers& rope, const ConfigValues& values) {
   const std::string type = rope.type();
-  if (type == "default") return {};
+  if (type == "default" || type == "proportional") return {};
   if (type == "linear") return LinearScaling(rope.positive("factor"));
-  if (type == "yarn") return yarn_in(rope, values);
+  if (type == "yarn") return yarn_in(rope);
+  if (is_longrope(type)) return longrope_in(rope);
+  // A fixed one of the length, whatever the type says, as Hunyuan's files have it.
+  if (type == "dynamic" && rope.has_alpha()) return NtkScaling(rope.positive("alpha"));
   if (type == "llama3") {
     return Llama3Scaling(rope.positive("factor"), rope.original_max_position())
         .low_freq_factor(rope.positive("low_freq_factor"))
         .high_freq_factor(rope.positive("high_freq_factor"));
   }
   TORCH_CHECK(false, values.path(), ": ", rope.where("rope_type"),
-              ": expected default, linear, yarn or llama3, found ", excerpt(type));
+              ": expected default, linear, yarn, llama3, longrope or proportional, found ",
+              excerpt(type));
 }
 
 }  // namespace
@@ -187,6 +235,10 @@ std::optional<RotaryOptions> rotary_in_config(const ConfigValues& values,
   TORCH_CHECK(base.has_value(), values.path(), ": ", rope.where("rope_theta"),
               ": expected a number, found none");
   options.base(*base);
+  if (rope.type() == "proportional") {
+    options.frequencies(proportional_in(rope, *base, head_dim));
+    return options;
+  }
   auto dim = values.count("rotary_dim");
   if (!dim) {
     const double fraction = rope.number("partial_rotary_factor")

@@ -92,6 +92,14 @@ std::set<std::string> telling_names(const Layout& layout) {
   return names;
 }
 
+// The name of the tensor of one head, of a tensor that has one for each.
+std::string name_of_head(const std::string& name, int64_t head) {
+  const size_t at = name.find("{}");
+  return at == std::string::npos
+             ? name
+             : name.substr(0, at) + std::to_string(head) + name.substr(at + 2);
+}
+
 // How well a layout goes with the names at a prefix.
 struct Match {
   Layout layout;
@@ -103,7 +111,7 @@ struct Match {
 Match match(const TensorSource& file, const std::string& prefix, const Layout& layout) {
   Match match{layout, {}};
   const auto has = [&](const std::string& name) {
-    return file.entries().count(join(prefix, name)) != 0;
+    return file.entries().count(join(prefix, name_of_head(name, 0))) != 0;
   };
   for (const std::string& name : telling_names(layout)) {
     if (has(name)) match.told.insert(name);
@@ -248,12 +256,15 @@ bool has_unnamed_bias(const Layout& layout, const ParameterShapes& parameters,
 std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& layout,
                                        const ParameterShapes& parameters) {
   const Shape &query = parameters.at("W_q.weight"), &key = parameters.at("W_k.weight"),
-              &value = parameters.at("W_v.weight");
+              &value = parameters.at("W_v.weight"), &output = parameters.at("W_o.weight");
   const LayoutDescription& spec = layout.description();
   const auto& rows = tensors_for(layout, parameters);
   TORCH_CHECK(spec.free_head_dim || query[0] == query[1], path, ": the ", layout,
               " layout needs num_heads * head_dim = d_model, found ", query[0], " and ",
               query[1]);
+  TORCH_CHECK(spec.free_head_dim || output[1] == query[0], path, ": the ", layout,
+              " layout needs v_head_dim = head_dim, found heads of widths ", query[0], " and ",
+              output[1]);
   TORCH_CHECK(spec.grouped_heads || query[0] == key[0], path, ": the ", layout,
               " layout needs num_kv_heads = num_heads, found projections of width ", query[0],
               " and ", key[0]);
@@ -302,7 +313,18 @@ std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& la
                   parameters.at(part)[0]);
     }
     if (held.transposed) std::swap(shape[0], shape[1]);
-    tensors.push_back({held, shape});
+    if (held.name.find("{}") == std::string::npos) {
+      tensors.push_back({held, shape});
+      continue;
+    }
+    TORCH_CHECK(shape.size() == 2, path, ": the ", layout,
+                " layout needs qk_norm_gain per_head, found ", parts[0], " of shape ",
+                at::IntArrayRef(shape));
+    for (int64_t head = 0; head < shape[0]; ++head) {
+      FileTensor of_head{held, {shape[1]}, head};
+      of_head.held.name = name_of_head(held.name, head);
+      tensors.push_back(std::move(of_head));
+    }
   }
   // In the order of the names, in which problems are listed.
   std::sort(tensors.begin(), tensors.end(),
@@ -315,7 +337,7 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layo
                                     std::optional<int64_t> num_heads) {
   if (!num_heads) num_heads = num_heads_in(file.path(), file.metadata());
   const auto shape_of = [&](const std::string& name) -> const Shape* {
-    const auto entry = file.entries().find(join(prefix, name));
+    const auto entry = file.entries().find(join(prefix, name_of_head(name, 0)));
     return entry == file.entries().end() ? nullptr : &entry->second.shape;
   };
   const LayoutDescription& spec = layout.description();
@@ -338,6 +360,7 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layo
     width = (*output)[output_row.transposed ? 0 : 1];
   }
   int64_t kv_width = width, kdim = d_model, vdim = d_model;
+  int64_t v_width = width, merged = width;  // of all values, of all heads of the output
   if (packed) {
     const int64_t rest = (query_rows - width) / 2;
     if (spec.grouped_heads && rest > 0 && width % rest == 0) kv_width = rest;
@@ -349,11 +372,24 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layo
     const bool grouped = spec.grouped_heads && is_matrix(key) && is_matrix(value) &&
                          (*key)[0] == (*value)[0] && width % (*key)[0] == 0;
     if (grouped) kv_width = (*key)[0];
+    // Value heads of another size, where W_o has as many columns for them.
+    const Shape* output = shape_of(output_row.name);
+    if (spec.free_head_dim && !grouped && is_matrix(key) && is_matrix(value) &&
+        is_matrix(output) && width % (*key)[0] == 0) {
+      const int64_t columns = (*output)[output_row.transposed ? 0 : 1];
+      if ((spec.grouped_heads || (*key)[0] == width) && columns % (*value)[0] == 0 &&
+          columns / (*value)[0] == width / (*key)[0]) {
+        kv_width = (*key)[0];
+        v_width = (*value)[0];
+        merged = columns;
+      }
+    }
   }
+  if (merged == width) v_width = kv_width;
   ParameterShapes shapes = {{"W_q.weight", {width, d_model}},
                             {"W_k.weight", {kv_width, kdim}},
-                            {"W_v.weight", {kv_width, vdim}},
-                            {"W_o.weight", {d_model, width}}};
+                            {"W_v.weight", {v_width, vdim}},
+                            {"W_o.weight", {d_model, merged}}};
   const auto in_file = [&](const std::string& parameter) {
     const LayoutTensor* row = tensor_with(rows, parameter);
     return row != nullptr && shape_of(row->name) != nullptr;
@@ -368,33 +404,51 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layo
   }
   if (of_inputs) {
     shapes["W_q.bias"] = {width};
-    shapes["W_k.bias"] = shapes["W_v.bias"] = {kv_width};
+    shapes["W_k.bias"] = {kv_width};
+    shapes["W_v.bias"] = {v_width};
   }
   if (of_output) shapes["W_o.bias"] = {d_model};
   if (in_file("bias_k") || in_file("bias_v")) {
-    shapes["bias_k"] = shapes["bias_v"] = {1, 1, kv_width};
+    shapes["bias_k"] = {1, 1, kv_width};
+    shapes["bias_v"] = {1, 1, v_width};
   }
   if (in_file("sinks")) shapes["sinks"] = *shape_of(tensor_with(rows, "sinks")->name);
   if (in_file("q_norm") || in_file("k_norm")) {
     // Of the size that the file says: that of a head, which no other shape tells. Of two, the
     // one that makes whole heads.
+    const auto shape = [&](const char* gain) {
+      return in_file(gain) ? *shape_of(tensor_with(rows, gain)->name) : Shape();
+    };
     const auto size = [&](const char* gain) {
-      return in_file(gain) ? c10::multiply_integers(*shape_of(tensor_with(rows, gain)->name))
-                           : 0;
+      return in_file(gain) ? c10::multiply_integers(shape(gain)) : 0;
     };
     const auto fits = [&](int64_t d) {
       return d > 0 && width % d == 0 && (!num_heads || width / d == *num_heads);
     };
+    const char* there = in_file("q_norm") ? "q_norm" : "k_norm";
+    const bool of_each = shape(there).size() == 2 ||
+                         tensor_with(rows, there)->name.find("{}") != std::string::npos;
     const int64_t q = size("q_norm"), k = size("k_norm");
-    shapes["q_norm"] = shapes["k_norm"] = {in_file("q_norm") && (fits(q) || !fits(k)) ? q : k};
+    if (of_each) {
+      const int64_t d = shape(there).empty() ? 0 : shape(there).back();
+      shapes["q_norm"] = {d > 0 ? width / d : 0, d};
+      shapes["k_norm"] = {d > 0 ? kv_width / d : 0, d};
+    } else if (q == width && k == kv_width && num_heads.value_or(0) != 1) {
+      shapes["q_norm"] = {width};  // over all heads
+      shapes["k_norm"] = {kv_width};
+    } else {
+      shapes["q_norm"] =
+          shapes["k_norm"] = {in_file("q_norm") && (fits(q) || !fits(k)) ? q : k};
+    }
     if (in_file("q_norm_bias") || in_file("k_norm_bias")) {
-      shapes["q_norm_bias"] = shapes["k_norm_bias"] = shapes["q_norm"];
+      shapes["q_norm_bias"] = shapes["q_norm"];
+      shapes["k_norm_bias"] = shapes["k_norm"];
     }
   }
   if (in_file("W_g.weight")) {
     const LayoutTensor& row = *tensor_with(rows, "W_g.weight");
     const Shape& gate = *shape_of(row.name);
-    int64_t gates = is_matrix(&gate) ? gate[0] : width;
+    int64_t gates = is_matrix(&gate) ? gate[0] : merged;
     if (&row == &query_row) gates = query_rows > width ? query_rows - width : width;
     shapes["W_g.weight"] = {gates, d_model};
     if (shapes.count("W_q.bias") != 0) shapes["W_g.bias"] = {gates};

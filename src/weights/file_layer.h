@@ -16,8 +16,10 @@ using ParameterShapes = std::map<std::string, std::vector<int64_t>>;
 
 /// One tensor of a layout as it has to be in a file.
 struct FileTensor {
-  LayoutTensor held;
+  LayoutTensor held;  // its name is that in the file
   std::vector<int64_t> shape;
+  /// Of a tensor for each head: whose row of its parameter it is.
+  std::optional<int64_t> head = std::nullopt;
 };
 
 /// The tensors that hold a module with these parameters. Throws `c10::Error` that starts with

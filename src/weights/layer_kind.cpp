@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kFull = "full_attention";
 constexpr const char* kSliding = "sliding_attention";
+constexpr const char* kChunked = "chunked_attention";
 
 // Entry `layer` of a list in the configuration.
 const nlohmann::json& entry_of(const ConfigValues& values, const nlohmann::json& list,
@@ -30,7 +31,7 @@ bool is_rotated(const ConfigValues& values, int64_t layer, const std::string& ki
   if (rule == "sliding") return kind == kSliding;
   if (rule == "sliding_or_no_window") return kind == kSliding || !has_window;
   const auto list = values.evaluated(rule.at("list"));
-  if (!list.is_null()) {
+  if (!list.is_null() && !list.empty()) {
     const auto& entry = entry_of(values, list, "no_rope_layers", layer);
     if (!entry.is_number_integer()) values.fail("no_rope_layers", "0 and 1", entry);
     return entry != 0;
@@ -49,6 +50,10 @@ std::string kind_by_number(const ConfigValues& values, int64_t layer, bool has_w
   const auto rule = values.value("sliding");
   TORCH_CHECK(rule != "listed" && (!other || !rule.is_null()), values.path(),
               ": expected a list of the layers' kinds, found none");
+  if (rule == "chunked_where_rotated") {
+    const bool is_chunked = !values.value("chunk").is_null();
+    return is_chunked && is_rotated(values, layer, kFull, has_window) ? kChunked : kFull;
+  }
   if (rule.is_null() || (!has_window && !other)) return kFull;
   const std::string sliding = other.value_or(kSliding);
   if (rule == "all") return sliding;
@@ -62,6 +67,9 @@ std::string kind_by_number(const ConfigValues& values, int64_t layer, bool has_w
   if (name == "from") return layer >= n ? sliding : kFull;
   if (name == "even_below") return layer % 2 == 0 && layer < n ? sliding : kFull;
   if (n == 0) values.fail(name, "a number above 0", number);
+  if (name == "full_first_and_every") {
+    return layer == 0 || (layer + 1) % n == 0 ? kFull : sliding;
+  }
   const int64_t at = name == "full_every" ? layer + 1 : layer;
   return at % n == 0 ? kFull : sliding;
 }
@@ -76,6 +84,7 @@ LayerKind layer_kind(const ConfigValues& values, int64_t layer) {
                 *twice);
     window = *twice / 2;
   }
+  if (const auto before = values.count("window_before")) window = *before + 1;
   const bool has_window = window || both_sides;
   LayerKind kind;
   const auto given = values.value("kinds");
@@ -91,8 +100,10 @@ LayerKind layer_kind(const ConfigValues& values, int64_t layer) {
   }
   if (kind.name == "global") kind.name = kFull;
   if (kind.name == "local") kind.name = kSliding;
-  TORCH_CHECK(kind.name == kFull || kind.name == kSliding, values.path(), ": layer ", layer,
-              ": expected full_attention or sliding_attention, found ", excerpt(kind.name));
+  if (kind.name == kChunked) kind.chunk = values.count("chunk");
+  TORCH_CHECK(kind.name == kFull || kind.name == kSliding || kind.chunk, values.path(),
+              ": layer ", layer, ": expected full_attention or sliding_attention, found ",
+              excerpt(kind.name));
   if (kind.name == kSliding) {
     TORCH_CHECK(has_window, values.path(), ": layer ", layer,
                 ": expected a sliding window's size, found none");

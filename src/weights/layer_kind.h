@@ -10,9 +10,10 @@ namespace mha::detail {
 
 /// What tells one layer of a model from another.
 struct LayerKind {
-  std::string name;              // full_attention, sliding_attention
+  std::string name;              // full_attention, sliding_attention, chunked_attention
   std::optional<int64_t> left;   // keys before its own that a query of a sliding layer sees
   std::optional<int64_t> right;  // and behind, if it sees any
+  std::optional<int64_t> chunk;  // of chunked attention: its size
   bool is_rotated = true;
 };
 

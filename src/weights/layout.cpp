@@ -56,6 +56,9 @@ void check_tensors(const std::string& where, const std::vector<LayoutTensor>& te
                 tensor.repeats);
     TORCH_CHECK(tensor.packing == Packing::rows || tensor.repeats == 1, at,
                 ": repeats: expected them with rows, found them with ", tensor.packing);
+    TORCH_CHECK(
+        tensor.name.find("{}") == std::string::npos || first.compare(1, 5, "_norm") == 0, at,
+        ": name: expected a {} of gains of a norm, found it of ", first);
     TORCH_CHECK(std::isfinite(tensor.plus) && (tensor.plus == 0 || first[0] != 'W'), at,
                 ": plus: expected a finite number, of what is no projection, found ",
                 tensor.plus);

@@ -48,6 +48,26 @@ const char* const kBuiltInLayouts = R"json([
              {"name": "k_norm.weight", "holds": "k_norm"}],
  "ignored": ["rotary_emb.inv_freq"]},
 
+{"name": "stablelm",
+ "tensors": [{"name": "q_proj", "holds": "W_q"}, {"name": "k_proj", "holds": "W_k"},
+             {"name": "v_proj", "holds": "W_v"}, {"name": "o_proj", "holds": "W_o"},
+             {"name": "q_layernorm.norms.{}.weight", "holds": "q_norm"},
+             {"name": "k_layernorm.norms.{}.weight", "holds": "k_norm"}],
+ "ignored": ["rotary_emb.inv_freq"], "told_by_names": false},
+
+{"name": "mimo",
+ "tensors": [{"name": "q_proj", "holds": "W_q"}, {"name": "k_proj", "holds": "W_k"},
+             {"name": "v_proj", "holds": "W_v"}, {"name": "o_proj", "holds": "W_o"},
+             {"name": "attention_sink_bias", "holds": "sinks"}],
+ "ignored": ["rotary_emb.inv_freq"], "told_by_names": false},
+
+{"name": "hunyuan",
+ "tensors": [{"name": "q_proj", "holds": "W_q"}, {"name": "k_proj", "holds": "W_k"},
+             {"name": "v_proj", "holds": "W_v"}, {"name": "o_proj", "holds": "W_o"},
+             {"name": "query_layernorm.weight", "holds": "q_norm"},
+             {"name": "key_layernorm.weight", "holds": "k_norm"}],
+ "ignored": ["rotary_emb.inv_freq"], "told_by_names": false},
+
 {"name": "gemma3",
  "tensors": [{"name": "q_proj", "holds": "W_q"}, {"name": "k_proj", "holds": "W_k"},
              {"name": "v_proj", "holds": "W_v"}, {"name": "o_proj", "holds": "W_o"},

@@ -159,6 +159,38 @@ Mask mask_in(const ConfigValues& values, const detail::LayerKind& kind, int64_t 
   return mask;
 }
 
+void norm_in(const ConfigValues& values, MultiHeadAttentionOptions& options) {
+  options.qk_norm(*values.text("norm") == "layer" ? QKNorm::layer : QKNorm::rms);
+  options.qk_norm_bias(values.flag("norm_bias").value_or(false));
+  if (values.text("norm_scope") == "all_heads") options.qk_norm_scope(QKNormScope::all_heads);
+  if (values.text("norm_order") == "after_rotary") {
+    options.qk_norm_order(QKNormOrder::after_rotary);
+  }
+  if (const auto gain = values.text("norm_gain")) {
+    options.qk_norm_gain(*gain == "per_head" ? QKNormGain::per_head : QKNormGain::none);
+  }
+  const auto eps = values.number("norm_eps");
+  TORCH_CHECK(eps && *eps >= 0, values.path(),
+              ": eps of the norm of queries and keys: expected a number of at least 0, found ",
+              eps ? std::to_string(*eps) : "none");
+  options.qk_norm_eps(*eps);
+}
+
+std::optional<TemperatureTuning> temperature_tuning_in(const ConfigValues& values) {
+  const auto given = values.value("temperature_tuning");
+  if (given.is_null()) return std::nullopt;
+  const auto scale = values.evaluated(given.at("scale"));
+  if (scale.is_null()) return std::nullopt;
+  const auto name = [](const nlohmann::json& expression) {
+    const auto text = expression.get<std::string>();
+    return text.substr(1, text.find('|') - 1);
+  };
+  return TemperatureTuning(values.number_of(scale, name(given.at("scale"))),
+                           values.count_of(values.evaluated(given.at("floor_scale")),
+                                           name(given.at("floor_scale"))))
+      .offset(given.value("offset", 0));
+}
+
 MultiHeadAttentionOptions attention_in(const ConfigValues& values,
                                        const detail::LayerKind& kind) {
   const int64_t d_model = values.needed_count("d_model"), heads = values.needed_count("heads");
@@ -171,7 +203,14 @@ MultiHeadAttentionOptions attention_in(const ConfigValues& values,
               heads);
   const int64_t head_dim = given_dim.value_or(d_model / heads);
   if (head_dim * heads != d_model) options.head_dim(head_dim);
-  if (const auto kv_heads = values.count("kv_heads"); kv_heads && *kv_heads != heads) {
+  if (const auto v_head_dim = values.count("v_head_dim")) options.v_head_dim(*v_head_dim);
+  options.value_scale(values.number("value_scale").value_or(1));
+  const bool is_sliding = kind.name == "sliding_attention";
+  auto kv_heads = values.count("kv_heads");
+  if (kv_heads && is_sliding) {
+    *kv_heads *= values.count("kv_heads_times_sliding").value_or(1);
+  }
+  if (kv_heads && *kv_heads != heads) {
     TORCH_CHECK(heads % *kv_heads == 0, values.path(),
                 ": number of key and value heads: expected a divisor of ", heads, ", found ",
                 *kv_heads);
@@ -184,15 +223,11 @@ MultiHeadAttentionOptions attention_in(const ConfigValues& values,
   if (kind.is_rotated) {
     options.rotary(detail::rotary_in_config(values, kind.name, head_dim));
   }
-  if (const auto norm = values.text("norm")) {
-    options.qk_norm(*norm == "layer" ? QKNorm::layer : QKNorm::rms);
-    options.qk_norm_bias(values.flag("norm_bias").value_or(false));
-    const auto eps = values.number("norm_eps");
-    TORCH_CHECK(eps && *eps >= 0, values.path(),
-                ": eps of the norm of queries and keys: expected a number of at least 0, "
-                "found ",
-                eps ? std::to_string(*eps) : "none");
-    options.qk_norm_eps(*eps);
+  if (values.text("norm") && (kind.is_rotated || values.text("norm_on") != "rotated")) {
+    norm_in(values, options);
+  }
+  if (values.text("temperature_on") != "not_rotated" || !kind.is_rotated) {
+    options.temperature_tuning(temperature_tuning_in(values));
   }
   if (const auto of = values.number("scale_of")) {
     TORCH_CHECK(*of > 0, values.path(),
@@ -205,7 +240,8 @@ MultiHeadAttentionOptions attention_in(const ConfigValues& values,
                 ": attn_logit_softcapping: expected a number above 0, found ", *softcap);
     options.softcap(*softcap);
   }
-  options.sinks(values.flag("sinks").value_or(false));
+  options.sinks(values.flag("sinks").value_or(false) &&
+                (is_sliding || values.text("sinks_on") != "sliding"));
   if (values.text("gate") == "elementwise") options.output_gate(OutputGate::elementwise);
   return options;
 }
@@ -259,8 +295,14 @@ RelativePositionBias position_bias_in(detail::TensorSource& file,
 }  // namespace
 
 Mask ModelLayer::mask(int64_t queries, int64_t keys) const {
-  return position_bias.is_empty() ? options.mask
-                                  : options.mask & position_bias->forward(queries, keys);
+  Mask mask = options.mask;
+  if (options.chunk) {
+    const auto chunks = [&](int64_t from) {
+      return at::arange(from, keys).div(*options.chunk, "floor");
+    };
+    mask = mask & Mask::documents(chunks(keys - queries), chunks(0));
+  }
+  return position_bias.is_empty() ? mask : mask & position_bias->forward(queries, keys);
 }
 
 ModelLayerOptions options_from_config(const std::string& config_path, int64_t layer,
@@ -285,7 +327,8 @@ ModelLayerOptions options_from_config(const std::string& config_path, int64_t la
                           {},
                           mask_in(values, kind, heads),
                           std::nullopt,
-                          {}};
+                          {},
+                          kind.chunk};
   int64_t number = layer;
   if (const auto groups = values.count("groups")) {
     TORCH_CHECK(*groups <= layers, config_path,

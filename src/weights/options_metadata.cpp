@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -90,7 +91,24 @@ std::optional<int64_t> find_count(const std::string& path, const Metadata& metad
   return json->get<int64_t>();
 }
 
+// As they are written: an array of numbers, and nothing else.
+std::optional<std::vector<double>> find_numbers(const std::string& path,
+                                                const Metadata& metadata,
+                                                const std::string& key) {
+  constexpr size_t longest = size_t{1} << 20;
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return std::nullopt;
+  const std::string& text = found->second;
+  const bool is_flat = text.size() <= longest && !text.empty() && text[0] == '[' &&
+                       text.find_first_not_of("0123456789+-.eE, ]", 1) == std::string::npos;
+  const auto json = is_flat ? nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false)
+                            : nlohmann::json(nlohmann::json::value_t::discarded);
+  if (!json.is_array()) fail(path, key, "an array of numbers", text);
+  return json.get<std::vector<double>>();
+}
+
 constexpr const char* rotary = "mha.rotary.";
+constexpr const char* tuning = "mha.temperature_tuning.";
 
 // What each scaling writes, and reads again.
 struct WriteScaling {
@@ -118,7 +136,17 @@ struct WriteScaling {
     write("beta_fast", s.beta_fast());
     write("beta_slow", s.beta_slow());
     if (s.attention_factor()) write("attention_factor", *s.attention_factor());
+    if (s.mscale() != 1) write("mscale", s.mscale());
+    if (s.mscale_all_dim() != 0) write("mscale_all_dim", s.mscale_all_dim());
     write("truncate", s.truncate());
+  }
+  void operator()(const LongRopeScaling& s) const {
+    name("longrope");
+    write("factor", s.factor());
+    write("original_max_position", s.original_max_position());
+    write("short_factor", s.short_factor());
+    write("long_factor", s.long_factor());
+    if (s.attention_factor()) write("attention_factor", *s.attention_factor());
   }
   void operator()(const Llama3Scaling& s) const {
     name("llama3");
@@ -135,7 +163,7 @@ RotaryScaling read_scaling(const std::string& path, const Metadata& metadata) {
     return find_number(path, metadata, start + key).value_or(otherwise);
   };
   const auto name = find_named<std::string>(path, metadata, start + "scaling",
-                                            {"linear", "ntk", "yarn", "llama3"});
+                                            {"linear", "ntk", "yarn", "llama3", "longrope"});
   if (!name) return {};
   const double factor = number("factor", 1);
   if (*name == "linear") return LinearScaling(factor);
@@ -148,10 +176,20 @@ RotaryScaling read_scaling(const std::string& path, const Metadata& metadata) {
     return s.low_freq_factor(number("low_freq_factor", s.low_freq_factor()))
         .high_freq_factor(number("high_freq_factor", s.high_freq_factor()));
   }
+  const auto attention_factor = find_number(path, metadata, start + "attention_factor");
+  if (*name == "longrope") {
+    const auto factors = [&](const char* key) {
+      return find_numbers(path, metadata, start + key).value_or(std::vector<double>());
+    };
+    LongRopeScaling s(factors("short_factor"), factors("long_factor"), original);
+    return s.factor(factor).attention_factor(attention_factor);
+  }
   YarnScaling s(factor, original);
   s.beta_fast(number("beta_fast", s.beta_fast()));
   s.beta_slow(number("beta_slow", s.beta_slow()));
-  s.attention_factor(find_number(path, metadata, start + "attention_factor"));
+  s.attention_factor(attention_factor);
+  s.mscale(number("mscale", s.mscale()));
+  s.mscale_all_dim(number("mscale_all_dim", s.mscale_all_dim()));
   s.truncate(find_bool(path, metadata, start + "truncate").value_or(s.truncate()));
   return s;
 }
@@ -177,12 +215,27 @@ Metadata metadata_of(const MultiHeadAttentionOptions& options) {
     const std::string start = rotary;
     metadata[start + "base"] = text_of(given.base());
     metadata[start + "pairing"] = c10::str(given.pairing());
+    if (!given.frequencies().empty()) {
+      metadata[start + "frequencies"] = text_of(given.frequencies());
+    }
     if (given.rotary_dim()) metadata[start + "rotary_dim"] = text_of(*given.rotary_dim());
     std::visit(WriteScaling{metadata}, given.scaling());
   }
   if (options.qk_norm() != QKNorm::none) {
     metadata["mha.qk_norm"] = c10::str(options.qk_norm());
     metadata["mha.qk_norm_eps"] = text_of(options.qk_norm_eps());
+    metadata["mha.qk_norm_scope"] = c10::str(options.qk_norm_scope());
+    metadata["mha.qk_norm_gain"] = c10::str(options.qk_norm_gain());
+    metadata["mha.qk_norm_order"] = c10::str(options.qk_norm_order());
+  }
+  if (const auto& given = options.temperature_tuning()) {
+    const std::string start = tuning;
+    metadata[start + "scale"] = text_of(given->scale());
+    metadata[start + "floor_scale"] = text_of(given->floor_scale());
+    if (given->offset() != 0) metadata[start + "offset"] = text_of(given->offset());
+  }
+  if (options.value_scale() != 1) {
+    metadata["mha.value_scale"] = text_of(options.value_scale());
   }
   if (options.output_gate() != OutputGate::none) {
     metadata["mha.output_gate"] = c10::str(options.output_gate());
@@ -211,6 +264,9 @@ std::optional<RotaryOptions> rotary_in(const std::string& path, const Metadata& 
   RotaryOptions found;
   found.base(*base).rotary_dim(find_count(path, metadata, start + "rotary_dim"));
   found.scaling(read_scaling(path, metadata));
+  if (auto given = find_numbers(path, metadata, start + "frequencies")) {
+    found.frequencies(std::move(*given));
+  }
   if (const auto pairing =
           find_named<RotaryPairing>(path, metadata, start + "pairing",
                                     {RotaryPairing::half_split, RotaryPairing::interleaved})) {
@@ -242,6 +298,29 @@ void apply_metadata(const std::string& path, const Metadata& metadata,
   }
   if (const auto eps = find_number(path, metadata, "mha.qk_norm_eps"))
     options.qk_norm_eps(*eps);
+  if (const auto scope = find_named<QKNormScope>(path, metadata, "mha.qk_norm_scope",
+                                                 {QKNormScope::head, QKNormScope::all_heads})) {
+    options.qk_norm_scope(*scope);
+  }
+  if (const auto gain = find_named<QKNormGain>(
+          path, metadata, "mha.qk_norm_gain",
+          {QKNormGain::elementwise, QKNormGain::per_head, QKNormGain::none})) {
+    options.qk_norm_gain(*gain);
+  }
+  if (const auto order =
+          find_named<QKNormOrder>(path, metadata, "mha.qk_norm_order",
+                                  {QKNormOrder::before_rotary, QKNormOrder::after_rotary})) {
+    options.qk_norm_order(*order);
+  }
+  const std::string of_tuning = tuning;
+  if (const auto scale = find_number(path, metadata, of_tuning + "scale")) {
+    TemperatureTuning found(*scale,
+                            find_count(path, metadata, of_tuning + "floor_scale").value_or(0));
+    found.offset(find_count(path, metadata, of_tuning + "offset").value_or(0));
+    options.temperature_tuning(found);
+  }
+  if (const auto scale = find_number(path, metadata, "mha.value_scale"))
+    options.value_scale(*scale);
   if (const auto gate = find_named<OutputGate>(
           path, metadata, "mha.output_gate", {OutputGate::per_head, OutputGate::elementwise})) {
     options.output_gate(*gate);

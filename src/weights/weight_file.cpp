@@ -97,7 +97,8 @@ void load(MultiHeadAttention& module, const std::string& path,
     if (blocks != 1) stacked = stacked.unflatten(0, {blocks, stacked.size(0) / blocks});
     int64_t row = 0;
     for (const std::string& name : tensor.held.parameters) {
-      const at::Tensor& parameter = parameters[name];
+      const at::Tensor& whole = parameters[name];
+      const at::Tensor parameter = tensor.head ? whole.detach().select(0, *tensor.head) : whole;
       const int64_t rows = parameter.size(0) / blocks;
       at::Tensor part = stacked.narrow(blocks == 1 ? 0 : 1, row, rows);
       if (blocks != 1) part = part.flatten(0, 1);
@@ -161,7 +162,8 @@ void save(const MultiHeadAttention& module, const std::string& path,
     const int64_t blocks = blocks_of(tensor.held, *module);
     std::vector<at::Tensor> parts;
     for (const std::string& name : tensor.held.parameters) {
-      const at::Tensor part = parameters[name].detach();
+      const at::Tensor whole = parameters[name].detach();
+      const at::Tensor part = tensor.head ? whole.select(0, *tensor.head) : whole;
       parts.push_back(blocks == 1 ? part : part.unflatten(0, {blocks, part.size(0) / blocks}));
     }
     at::Tensor stacked = parts.size() == 1 ? parts[0] : at::cat(parts, blocks == 1 ? 0 : 1);
@@ -200,7 +202,8 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
               ": num_heads: expected it as an argument, found none in the "
               "file's metadata, and shapes do not tell it");
   const auto &query = shapes.at("W_q.weight"), &key = shapes.at("W_k.weight");
-  const int64_t width = query[0], d_model = query[1], kv_width = key[0];
+  const int64_t width = query[0], d_model = query[1], kv_width = key[0],
+                v_width = shapes.at("W_v.weight")[0], merged = shapes.at("W_o.weight")[1];
   TORCH_CHECK(*num_heads > 0 && width % *num_heads == 0, path,
               ": num_heads: expected a divisor of the projections' width ", width, ", found ",
               *num_heads);
@@ -216,6 +219,10 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   MultiHeadAttentionOptions found(d_model, *num_heads);
   const int64_t kdim = key[1], vdim = shapes.at("W_v.weight")[1];
   if (width != d_model) found.head_dim(head_dim);
+  TORCH_CHECK(merged % *num_heads == 0 && v_width == merged / *num_heads * num_kv_heads, path,
+              ": num_heads: expected one that makes whole heads of the ", v_width,
+              " columns of values and ", merged, " of the output, found ", *num_heads);
+  if (merged != width) found.v_head_dim(merged / *num_heads);
   if (num_kv_heads != *num_heads) found.num_kv_heads(num_kv_heads);
   if (kdim != d_model) found.kdim(kdim);
   if (vdim != d_model) found.vdim(vdim);
@@ -225,21 +232,26 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   found.sinks(shapes.count("sinks") != 0);
   found.dtype(*dtype->type);
   if (const auto gain = shapes.find("q_norm"); gain != shapes.end()) {
-    TORCH_CHECK(gain->second[0] == head_dim || gain->second[0] != width, path, ": q_norm of ",
-                width, " elements normalises all heads together, which this module does not ",
-                "compute: expected one of ", head_dim);
-    TORCH_CHECK(gain->second[0] == head_dim, path,
-                ": num_heads: expected one that makes heads of ", gain->second[0],
+    const bool of_each = gain->second.size() == 2;
+    const int64_t size = gain->second.back();
+    const bool over_all = !of_each && size == width && size != head_dim;
+    TORCH_CHECK(size == head_dim || over_all, path,
+                ": num_heads: expected one that makes heads of ", size,
                 " elements, the size of q_norm, found ", *num_heads, " of ", head_dim);
+    if (over_all) found.qk_norm_scope(QKNormScope::all_heads);
+    if (of_each) found.qk_norm_gain(QKNormGain::per_head);
     const bool has_bias = shapes.count("q_norm_bias") != 0;
+    TORCH_CHECK(!of_each || has_bias || file.metadata().count("mha.qk_norm") != 0, path,
+                ": q_norm: expected metadata that say whether gains per head are of qk_norm "
+                "rms or layer, found none; models have either");
     found.qk_norm(has_bias ? QKNorm::layer : QKNorm::rms).qk_norm_bias(has_bias);
   }
   if (const auto gate = shapes.find("W_g.weight"); gate != shapes.end()) {
     const int64_t rows = gate->second[0];
-    TORCH_CHECK(rows == *num_heads || rows == width, path,
+    TORCH_CHECK(rows == *num_heads || rows == merged, path,
                 ": num_heads: expected the rows of W_g.weight, ", rows,
-                ", or a gate for each of the ", width, " columns, found ", *num_heads);
-    found.output_gate(rows == width ? OutputGate::elementwise : OutputGate::per_head);
+                ", or a gate for each of the ", merged, " columns, found ", *num_heads);
+    found.output_gate(rows == merged ? OutputGate::elementwise : OutputGate::per_head);
   }
   detail::apply_metadata(path, file.metadata(), found);
   return found;

@@ -110,6 +110,16 @@ std::vector<ModuleCase> module_cases() {
            base().output_gate(OutputGate::elementwise).qk_norm(QKNorm::rms), padding},
           {"pairs", base(), Mask::keep(at::ones({6, 6}).tril().gt(0).to(test_device()))},
           {"documents", base(), Mask::documents(there(numbers({0, 0, 0, 1, 1, 2})))},
+          {"norms over all heads after a rotation, tuned",
+           base()
+               .rotary(RotaryOptions())
+               .qk_norm(QKNorm::rms)
+               .qk_norm_scope(QKNormScope::all_heads)
+               .qk_norm_order(QKNormOrder::after_rotary)
+               .temperature_tuning(TemperatureTuning(0.1, 2))
+               .v_head_dim(6)
+               .value_scale(0.5),
+           Mask::causal()},
           {"all options",
            base()
                .num_kv_heads(2)

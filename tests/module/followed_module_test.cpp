@@ -39,6 +39,22 @@ std::vector<FollowedModule> followed_modules() {
       {"layer norm with biases, soft cap",
        base().qk_norm(QKNorm::layer).qk_norm_bias(true).softcap(3),
        {}},
+      {"norms over all heads, after a rotation",
+       base()
+           .rotary(RotaryOptions())
+           .qk_norm(QKNorm::rms)
+           .qk_norm_scope(QKNormScope::all_heads)
+           .qk_norm_order(QKNormOrder::after_rotary),
+       {}},
+      {"gains per head, larger value heads",
+       base().qk_norm(QKNorm::layer).qk_norm_gain(QKNormGain::per_head).v_head_dim(9),
+       {}},
+      {"longrope, temperature tuning, scaled values",
+       base()
+           .rotary(RotaryOptions().scaling(LongRopeScaling({1, 1, 2}, {2, 3, 4}, 4)))
+           .temperature_tuning(TemperatureTuning(0.5, 2))
+           .value_scale(0.5),
+       CallOptions(Mask::causal())},
       {"gate per head", base().output_gate(OutputGate::per_head),
        CallOptions(Mask::lengths(torch::tensor({3, 7})))},
       {"gate of elements, averaged weights",

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <mha/multi_head_attention.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "support/expect.h"
@@ -36,22 +37,55 @@ struct NamedOptions {
 std::vector<NamedOptions> settings() {
   const auto interleaved = RotaryOptions().pairing(RotaryPairing::interleaved).rotary_dim(6);
   const auto yarn = RotaryOptions().scaling(YarnScaling(4, 16).attention_factor(1.2));
+  const auto own = RotaryOptions().frequencies({1, 0.3, 0, -0.01});
+  // Of calls that are all shorter.
+  const auto longrope = LongRopeScaling({1, 1.1, 1.4, 2}, {2, 3, 5, 8}, 2048).factor(4);
+  constexpr auto all_heads = QKNormScope::all_heads;
+  constexpr auto per_head = QKNormGain::per_head;
+  constexpr auto after = QKNormOrder::after_rotary;
   auto all = base();
   all.head_dim(16).rotary(yarn).qk_norm(QKNorm::rms).output_gate(OutputGate::elementwise);
   auto appended = all;
   appended.add_bias_kv(true).add_zero_attn(true).output_gate(OutputGate::per_head);
   auto qwen = base();
   qwen.head_dim(32).bias(false).rotary(RotaryOptions().base(1e6)).qk_norm(QKNorm::rms);
-  return {{"rotary", base().rotary(RotaryOptions())},
-          {"rotary interleaved and partial", base().rotary(interleaved)},
-          {"rms", base().qk_norm(QKNorm::rms)},
-          {"layer", base().qk_norm(QKNorm::layer).qk_norm_eps(1e-3)},
-          {"layer with bias", base().head_dim(20).qk_norm(QKNorm::layer).qk_norm_bias(true)},
-          {"gate per head", base().output_gate(OutputGate::per_head)},
-          {"gate elementwise", base().output_gate(OutputGate::elementwise)},
-          {"all", all},
-          {"all with appended keys", appended},
-          {"a layer of Qwen3", qwen}};
+  return {
+      {"rotary", base().rotary(RotaryOptions())},
+      {"rotary interleaved and partial", base().rotary(interleaved)},
+      {"rms", base().qk_norm(QKNorm::rms)},
+      {"layer", base().qk_norm(QKNorm::layer).qk_norm_eps(1e-3)},
+      {"layer with bias", base().head_dim(20).qk_norm(QKNorm::layer).qk_norm_bias(true)},
+      {"gate per head", base().output_gate(OutputGate::per_head)},
+      {"gate elementwise", base().output_gate(OutputGate::elementwise)},
+      {"rms over all heads", base().qk_norm(QKNorm::rms).qk_norm_scope(all_heads)},
+      {"layer over all heads, with bias, after a rotation", base()
+                                                                .head_dim(16)
+                                                                .rotary(interleaved)
+                                                                .qk_norm(QKNorm::layer)
+                                                                .qk_norm_scope(all_heads)
+                                                                .qk_norm_order(after)
+                                                                .qk_norm_bias(true)},
+      {"rms after a rotation", base().rotary(yarn).qk_norm(QKNorm::rms).qk_norm_order(after)},
+      {"layer per head", base().qk_norm(QKNorm::layer).qk_norm_gain(per_head)},
+      {"layer per head, with bias",
+       base().head_dim(16).qk_norm(QKNorm::layer).qk_norm_gain(per_head).qk_norm_bias(true)},
+      {"rms without gain after a rotation", base()
+                                                .rotary(RotaryOptions())
+                                                .qk_norm(QKNorm::rms)
+                                                .qk_norm_gain(QKNormGain::none)
+                                                .qk_norm_order(after)},
+      {"smaller value heads",
+       base().head_dim(20).v_head_dim(12).add_bias_kv(true).add_zero_attn(true)},
+      {"larger value heads, gated",
+       base().v_head_dim(32).value_scale(0.707).output_gate(OutputGate::elementwise)},
+      {"temperature tuning", base().temperature_tuning(TemperatureTuning(0.4, 8).offset(1))},
+      {"temperature tuning and a rotation",
+       base().rotary(RotaryOptions()).temperature_tuning(TemperatureTuning(0.1, 16))},
+      {"frequencies", base().rotary(own)},
+      {"longrope", base().rotary(RotaryOptions().scaling(longrope))},
+      {"all", all},
+      {"all with appended keys", appended},
+      {"a layer of Qwen3", qwen}};
 }
 
 // With gains that are no ones and biases that are no zeros.
@@ -93,7 +127,8 @@ TEST(ModuleOptionsTest, EveryOptionAgreesWithLoopsInDouble) {
   const auto x = random.normal({2, 70, 48});
   for (const auto& [name, options] : settings()) {
     auto module = make(options);
-    for (const auto& [what, call] : calls(options.rotary().has_value())) {
+    for (const auto& [what, call] :
+         calls(options.rotary().has_value() || options.temperature_tuning().has_value())) {
       SCOPED_TRACE(name + ", " + what);
       const auto expected = test::oracle_module(module, x, x, x, call);
       const auto recorded = module->attend(x, call);
@@ -126,6 +161,47 @@ TEST(ModuleOptionsTest, CrossAttentionAlignsTheLastQueryWithTheLastKeyByDefault)
   const auto given = CallOptions().positions(at::arange(9) * 3).key_positions(at::arange(20));
   EXPECT_TRUE(is_close(module->attend(x, y, y, given).output,
                        test::oracle_module(module, x, y, y, given).output, 5e-6));
+}
+
+TEST(ModuleOptionsTest, LongropeGoesByTheLongestPositionOfTheCall) {
+  Random random(39);
+  const auto x = random.normal({2, 5, 48}), y = random.normal({2, 12, 48});
+  const LongRopeScaling scaling({1, 1.1, 1.4, 2}, {2, 3, 5, 8}, 12);
+  auto module = make(base().rotary(RotaryOptions().scaling(scaling)));
+  const auto expect = [&](const at::Tensor& q, const at::Tensor& k, const CallOptions& call) {
+    const auto expected = test::oracle_module(module, q, k, k, call).output;
+    EXPECT_TRUE(is_close(module->attend(q, k, k, call).output, expected, 5e-6));
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(is_close(module->attend(q, k, k, call).output, expected, 5e-6));
+    module->to(at::kDouble);
+    EXPECT_TRUE(is_close(
+        module->attend(q.to(at::kDouble), k.to(at::kDouble), k.to(at::kDouble), call).output,
+        expected, 5e-6));
+    module->to(at::kFloat);
+  };
+  const auto with = [](const at::Tensor& queries, const at::Tensor& keys) {
+    return CallOptions().positions(queries).key_positions(keys);
+  };
+  expect(x, y, with(at::arange(5), at::arange(12)));      // short
+  expect(x, y, with(at::arange(5), at::arange(12) + 1));  // long by the keys
+  expect(x, y, with(at::arange(5) + 20, at::arange(12)));
+  const auto alone = [&](const CallOptions& call) { return module->attend(x, call).output; };
+  EXPECT_FALSE(is_close(alone(CallOptions().positions(at::arange(5) + 7)),
+                        alone(CallOptions().positions(at::arange(5) + 8)), 1e-3));
+}
+
+TEST(ModuleOptionsTest, AMemoryServesEveryOption) {
+  Random random(43);
+  const auto x = random.normal({2, 3, 48}), y = random.normal({2, 9, 48});
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, options] : settings()) {
+    SCOPED_TRACE(name);
+    auto module = make(options);
+    const auto memory = module->project_keys(y);
+    const auto expected = module->attend(x, y, y, {}).output;
+    EXPECT_TRUE(
+        is_close(module->attend(x, CallOptions().memory(memory)).output, expected, 5e-6));
+  }
 }
 
 TEST(ModuleOptionsTest, StepsOverACacheGiveWhatTheWholeSequenceGives) {
@@ -335,9 +411,21 @@ TEST(ModuleOptionsTest, PrettyPrintShowsThem) {
                             .qk_norm(QKNorm::rms)
                             .qk_norm_eps(1e-5)
                             .output_gate(OutputGate::elementwise));
-  for (const char* part : {"rotary=(base=500000, pairing=half_split, scaling=none)",
-                           "qk_norm=rms", "qk_norm_eps=1e-05", "output_gate=elementwise"}) {
+  for (const char* part :
+       {"rotary=(base=500000, pairing=half_split, scaling=none)", "qk_norm=rms",
+        "qk_norm_eps=1e-05", "qk_norm_scope=head", "qk_norm_gain=elementwise",
+        "qk_norm_order=before_rotary", "output_gate=elementwise"}) {
     EXPECT_NE(all.find(part), std::string::npos) << part << " in " << all;
+  }
+}
+
+TEST(ModuleOptionsTest, PrettyPrintShowsWhatIsNotUsual) {
+  const auto options = base().v_head_dim(12).value_scale(0.5).temperature_tuning(
+      TemperatureTuning(0.1, 8192).offset(1));
+  const std::string text = (std::ostringstream() << *MultiHeadAttention(options)).str();
+  for (const char* part : {"v_head_dim=12", "value_scale=0.5",
+                           "temperature_tuning=(scale=0.1, floor_scale=8192, offset=1)"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   }
 }
 
@@ -351,6 +439,22 @@ TEST(ModuleOptionsTest, WrongOptionsAndArgumentsAreNamed) {
   EXPECT_TRUE(refuses(making(base().qk_norm_eps(0)), {"qk_norm_eps", "0"}));
   EXPECT_TRUE(refuses(making(base().qk_norm(QKNorm::rms).qk_norm_bias(true)),
                       {"qk_norm_bias", "layer", "rms"}));
+  EXPECT_TRUE(refuses(
+      making(base().qk_norm(QKNorm::layer).qk_norm_bias(true).qk_norm_gain(QKNormGain::none)),
+      {"qk_norm_bias", "gain", "none"}));
+  EXPECT_TRUE(refuses(making(base()
+                                 .qk_norm(QKNorm::rms)
+                                 .qk_norm_scope(QKNormScope::all_heads)
+                                 .qk_norm_gain(QKNormGain::per_head)),
+                      {"qk_norm_gain", "all_heads", "per_head"}));
+  EXPECT_TRUE(refuses(making(base().v_head_dim(0)), {"v_head_dim", "0"}));
+  EXPECT_TRUE(refuses(making(base().value_scale(std::nan(""))), {"value_scale", "nan"}));
+  EXPECT_TRUE(refuses(making(base().temperature_tuning(TemperatureTuning(0.1, 0))),
+                      {"floor_scale", "0"}));
+  EXPECT_TRUE(refuses(making(base().temperature_tuning(TemperatureTuning(INFINITY, 2))),
+                      {"scale", "inf"}));
+  EXPECT_TRUE(refuses(making(base().temperature_tuning(TemperatureTuning(0.1, 2).offset(-1))),
+                      {"offset", "-1"}));
 
   const auto x = at::ones({2, 3, 48}), y = at::ones({2, 4, 48});
   auto plain = make(base()), rotary = make(base().rotary(RotaryOptions()));

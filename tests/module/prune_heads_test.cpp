@@ -31,6 +31,10 @@ std::vector<std::pair<std::string, MultiHeadAttentionOptions>> settings() {
   return {{"plain", base()},
           {"without bias", base().bias(false).head_dim(32)},
           {"appended keys", base().add_bias_kv(true).add_zero_attn(true)},
+          {"gains per head, with bias",
+           base().qk_norm(QKNorm::layer).qk_norm_gain(QKNormGain::per_head).qk_norm_bias(true)},
+          {"value heads of another size",
+           base().v_head_dim(12).add_bias_kv(true).output_gate(OutputGate::elementwise)},
           {"sinks", base().sinks(true).softcap(2)},
           {"gate per head", base().output_gate(OutputGate::per_head)},
           {"gate elementwise",
@@ -78,7 +82,7 @@ TEST(PruneHeadsTest, TheOutputIsThatOfTheMaskedHeadsAndTheParametersShrink) {
       EXPECT_EQ(module->options.num_heads(), left);
       EXPECT_EQ(module->W_q->weight.size(0), left * module->head_dim());
       EXPECT_EQ(module->W_q->options.out_features(), left * module->head_dim());
-      EXPECT_EQ(module->W_o->options.in_features(), left * module->head_dim());
+      EXPECT_EQ(module->W_o->options.in_features(), left * module->v_head_dim());
       EXPECT_EQ(module->W_k->weight.size(0), module->num_kv_heads() * module->head_dim());
       EXPECT_FALSE(module->W_k->weight.requires_grad());
       EXPECT_FALSE(module->W_q->weight.grad().defined());
@@ -130,6 +134,9 @@ TEST(PruneHeadsTest, WhatWouldLeaveNoWholeGroupsIsRefusedAndChangesNothing) {
   EXPECT_TRUE(refuses(pruning({6}), {"heads", "5", "6"}));
   EXPECT_TRUE(refuses(pruning({-1}), {"heads", "-1"}));
   EXPECT_TRUE(refuses(pruning({2, 2}), {"heads", "2", "twice"}));
+  MultiHeadAttention together(
+      base().qk_norm(QKNorm::rms).qk_norm_scope(QKNormScope::all_heads));
+  EXPECT_TRUE(refuses([&] { together->prune_heads({1}); }, {"qk_norm_scope", "all_heads"}));
   EXPECT_TRUE(refuses(pruning({0, 1, 2, 3, 4, 5}), {"heads", "5", "6"}));
   EXPECT_TRUE(refuses(pruning({0}), {"heads", "2", "3"}));
   EXPECT_TRUE(refuses(pruning({0, 1, 5}), {"heads", "1", "2"}));

@@ -141,6 +141,17 @@ std::vector<MultiHeadAttentionOptions> option_cases() {
               .qk_norm(QKNorm::layer)
               .add_zero_attn(true)
               .num_kv_heads(1),
+          MultiHeadAttentionOptions(base)
+              .qk_norm(QKNorm::rms)
+              .qk_norm_scope(QKNormScope::all_heads),
+          MultiHeadAttentionOptions(base)
+              .rotary(RotaryOptions())
+              .qk_norm(QKNorm::layer)
+              .qk_norm_gain(QKNormGain::per_head)
+              .qk_norm_order(QKNormOrder::after_rotary)
+              .v_head_dim(6)
+              .value_scale(2)
+              .temperature_tuning(TemperatureTuning(0.5, 2)),
           MultiHeadAttentionOptions(base).output_gate(OutputGate::elementwise),
           MultiHeadAttentionOptions(base)
               .output_gate(OutputGate::per_head)

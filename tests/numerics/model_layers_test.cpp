@@ -12,6 +12,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "files/safetensors.h"
@@ -109,6 +110,10 @@ void check_call(const fs::path& model, const fs::path& path) {
            term.right <= 0;
   });
   if (!is_causal || key.defined() || layer.options.position_bias) return;
+  // A shorter sequence is rotated otherwise than what it grows to.
+  const auto& rotary = layer.options.attention.rotary();
+  const auto* longrope = rotary ? std::get_if<LongRopeScaling>(&rotary->scaling()) : nullptr;
+  if (longrope && queries > longrope->original_max_position()) return;
   KVCache cache;
   std::vector<at::Tensor> steps;
   for (int64_t i = 0; i < queries; ++i) {

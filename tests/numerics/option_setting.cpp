@@ -1,6 +1,7 @@
 #include "numerics/option_setting.h"
 
 #include <sstream>
+#include <vector>
 
 #include "support/support.h"
 #include "support/torch_headers.h"
@@ -38,6 +39,41 @@ void draw_options(Random& random, OptionSetting& s) {
   }
 }
 
+// What the options above come in. Drawn apart, so that these stay as they are.
+void draw_variants(Random random, OptionSetting& s) {
+  auto& options = s.options;
+  const int64_t d = *options.head_dim();
+  if (options.qk_norm() != QKNorm::none) {
+    if (random.chance(0.3)) options.qk_norm_scope(QKNormScope::all_heads);
+    options.qk_norm_gain(random.pick<QKNormGain>(
+        {QKNormGain::elementwise, QKNormGain::elementwise, QKNormGain::none,
+         options.qk_norm_scope() == QKNormScope::head ? QKNormGain::per_head
+                                                      : QKNormGain::elementwise}));
+    if (random.chance(0.4)) options.qk_norm_order(QKNormOrder::after_rotary);
+    options.qk_norm_bias(options.qk_norm() == QKNorm::layer &&
+                         options.qk_norm_gain() != QKNormGain::none && random.chance(0.4));
+  }
+  if (random.chance(0.3)) options.v_head_dim(random.between(1, 40));
+  if (random.chance(0.15)) options.value_scale(0.7);
+  if (random.chance(0.2)) {
+    options.temperature_tuning(
+        TemperatureTuning(0.3, random.between(1, 8)).offset(random.between(0, 1)));
+  }
+  if (!options.rotary() || !random.chance(0.25)) return;
+  const int64_t pairs = options.rotary()->rotary_dim().value_or(d) / 2;
+  const auto numbers = [&] {
+    const auto drawn = random.normal({pairs}, at::kDouble).abs() + 0.5;
+    return std::vector<double>(drawn.data_ptr<double>(), drawn.data_ptr<double>() + pairs);
+  };
+  auto& rotary = *options.rotary();
+  if (random.chance(0.5)) {
+    rotary.scaling({}).frequencies(numbers());
+  } else {
+    // Longer than any call, since what is cached of shorter ones would keep its frequencies.
+    rotary.scaling(LongRopeScaling(numbers(), numbers(), 256).factor(4));
+  }
+}
+
 Mask fixed_mask(Random& random, const OptionSetting& s) {
   const int64_t n = s.batch, t = s.length, h = s.options.num_heads();
   Mask mask;
@@ -67,6 +103,7 @@ OptionSetting draw_option_setting(uint64_t seed) {
   OptionSetting s;
   s.seed = seed;
   draw_options(random, s);
+  draw_variants(Random(seed + 1000003), s);
   s.batch = random.between(1, 3);
   s.length = random.chance(0.15) ? random.between(40, 110) : random.between(1, 14);
   const int64_t h = s.options.num_heads();

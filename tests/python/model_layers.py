@@ -84,6 +84,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.3, 2.0],
+    "long_factor": [1.5, 2.5, 4.0, 8.0],
+}
 BERT = (
     "encoder.layer.{}.attention.self",
     "query",
@@ -148,6 +154,21 @@ CASES = {
         ROTATED,
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
     ),
+    "llama-yarn_mscale": (
+        ROTATED,
+        {"rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7}, "head_dim": 16},
+    ),
+    "llama-proportional_rope": (
+        ROTATED,
+        {
+            "rope_parameters": {
+                "rope_type": "proportional",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "factor": 2.0,
+            }
+        },
+    ),
     "arcee": (ROTATED, {}),
     "mistral": (ROTATED, {"sliding_window": 4}),
     "mistral-full": (ROTATED, {"sliding_window": None}),
@@ -171,6 +192,14 @@ CASES = {
         ("layers.{}.self_attn", "qkv_proj", None, "layers.{}.self_attn.o_proj"),
         {"sliding_window": 4},
     ),
+    "phi3-longrope": (
+        ("layers.{}.self_attn", "qkv_proj", None, "layers.{}.self_attn.o_proj"),
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
+    ),
+    "phi3-longrope_beyond": (
+        ("layers.{}.self_attn", "qkv_proj", None, "layers.{}.self_attn.o_proj"),
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
+    ),
     "phi": (("layers.{}.self_attn", "q_proj", "k_proj", "layers.{}.self_attn.dense"), {}),
     "phi-qk_layernorm": (
         ("layers.{}.self_attn", "q_proj", "k_proj", "layers.{}.self_attn.dense"),
@@ -191,9 +220,59 @@ CASES = {
             },
         },
     ),
+    "stablelm-qk_layernorm": (ROTATED, {"qk_layernorm": True}),
     "nemotron": (ROTATED, {}),
     "olmo": (ROTATED, {}),
+    "olmo2": (ROTATED, {}),
+    "olmo3": (ROTATED, SLIDING),
+    "olmoe": (ROTATED, {}),
+    "flex_olmo": (ROTATED, {}),
+    "minimax_m2": (ROTATED, {}),
+    "minimax_m2-partial_rotary": (
+        ROTATED,
+        {"rope_parameters": {"rope_theta": 5e6, "partial_rotary_factor": 0.5}},
+    ),
+    "hunyuan_v1_dense": (ROTATED, {}),
+    "hunyuan_v1_dense-alpha": (
+        ROTATED,
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 1.0,
+                "alpha": 50.0,
+            }
+        },
+    ),
+    "hunyuan_v1_moe": (ROTATED, {}),
+    "mimo_v2_flash": (
+        ROTATED,
+        {**SLIDING, "head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1},
+    ),
+    "llama4_text": (
+        ROTATED,
+        {"attention_chunk_size": 4, "no_rope_layers": [1, 0], "floor_scale": 4},
+    ),
+    "llama4_text-no_chunks": (
+        ROTATED,
+        {"attention_chunk_size": None, "no_rope_layers": [1, 0], "use_qk_norm": False},
+    ),
+    "llama4": (under("language_model.model.", ROTATED), {}),
+    "mistral3": (under("language_model.", ROTATED), {}),
+    "ministral3": (
+        ROTATED,
+        {
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 4,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
+    ),
     "cohere": (ROTATED, {}),
+    "cohere-qk_norm": (ROTATED, {"use_qk_norm": True}),
     "cohere2": (ROTATED, SLIDING),
     "granite": (ROTATED, {"attention_multiplier": 0.2}),
     "granitemoe": (ROTATED, {"attention_multiplier": 0.2}),
@@ -348,19 +427,8 @@ REFUSED = {
     "llama-dynamic_rope": {
         "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     },
-    "phi3-longrope": {
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [2.0] * 4,
-            "original_max_position_embeddings": 16,
-        }
-    },
     "olmo-clip_qkv": {"clip_qkv": 8.0},
-    "cohere-qk_norm": {"use_qk_norm": True},
-    "stablelm-qk_layernorm": {"qk_layernorm": True},
+    "olmoe-clip_qkv": {"clip_qkv": 8.0},
     "falcon-alibi": {"alibi": True},
     "mpt-clip_qkv": {"attn_config": {"clip_qkv": 8.0}},
     "beit-relative_position_bias": {"use_relative_position_bias": True},
@@ -449,7 +517,8 @@ def inputs_of(model):
         keep = None
     else:
         raise ValueError(name)
-    if "vision_config" in config.to_dict() and hasattr(model, "vision_model"):
+    takes_pictures = hasattr(model, "vision_model") and config.model_type != "llama4"
+    if "vision_config" in config.to_dict() and takes_pictures:
         size = config.vision_config.image_size
         arguments["pixel_values"] = torch.randn(2, 3, size, size, generator=generator)
     if config.is_encoder_decoder:
@@ -511,7 +580,8 @@ def make(directory, name, modules, beside):
     }
     arguments, keep = inputs_of(model)
     with torch.no_grad():
-        model(**arguments)
+        # Llama 4's whole model fails without a picture.
+        (model.language_model if name == "llama4" else model)(**arguments)
     for (part, layer), tensors in caught.items():
         if part != "cross" and "key" in tensors:
             assert torch.equal(tensors["key"], tensors["input"]), name

@@ -159,6 +159,15 @@ struct RotaryCase {
   double amplitude = 1;
 };
 std::vector<RotaryCase> rotary_cases() {
+  const std::vector<double> short_factor{1, 1.1, 1.2, 2}, long_factor{3, 5, 9, 16};
+  // The longest positions of calls are 44 to 74.
+  const auto divided = [&](int64_t original, const std::vector<double>& factors) {
+    const auto scaling = LongRopeScaling(short_factor, long_factor, original).factor(8);
+    RotaryCase found{8, RotaryOptions().scaling(scaling), unscaled(10000, 8)};
+    for (size_t i = 0; i < 4; ++i) found.frequencies[i] /= factors[i];
+    found.amplitude = std::sqrt(1 + std::log(8) / std::log(original));
+    return found;
+  };
   const auto interleaved = RotaryOptions().pairing(RotaryPairing::interleaved);
   const YarnScaling yarn = YarnScaling(4, 64).attention_factor(1.25);
   auto scaled = RotaryCase{64, RotaryOptions().scaling(yarn), {}, 1.25};
@@ -171,6 +180,9 @@ std::vector<RotaryCase> rotary_cases() {
           {10, interleaved, unscaled(10000, 10)},
           {40, RotaryOptions().rotary_dim(14), unscaled(10000, 14)},
           {40, RotaryOptions(interleaved).rotary_dim(34), unscaled(10000, 34)},
+          {8, RotaryOptions().frequencies({1, 0, -0.5, 1e-3}), {1, 0, -0.5, 1e-3}},
+          divided(128, short_factor),
+          divided(4, long_factor),
           scaled};
 }
 
@@ -323,6 +335,46 @@ TEST(RotaryTest, WrongArgumentsAreNamed) {
                       {"low_freq_factor", "5", "4"}));
 }
 
+TEST(RotaryTest, FrequenciesOfOnesOwnAreChecked) {
+  const auto p = at::arange(3);
+  const auto with = [&](const RotaryOptions& options) {
+    return [=] { apply_rotary(at::ones({1, 1, 3, 4}), p, options); };
+  };
+  EXPECT_TRUE(refuses(with(RotaryOptions().frequencies({1, 2, 3})), {"frequencies", "2", "3"}));
+  EXPECT_TRUE(refuses(with(RotaryOptions().frequencies({1, nan})), {"frequencies", "nan"}));
+  EXPECT_TRUE(refuses(with(RotaryOptions().frequencies({1, 2}).scaling(LinearScaling(2))),
+                      {"scaling", "none", "linear(2)"}));
+  const auto longrope = [&](std::vector<double> shorter, std::vector<double> longer) {
+    return RotaryOptions().scaling(LongRopeScaling(std::move(shorter), std::move(longer), 64));
+  };
+  EXPECT_TRUE(refuses(with(longrope({1}, {1, 2})), {"short_factor", "2", "1"}));
+  EXPECT_TRUE(refuses(with(longrope({1, 1}, {1, 2, 3})), {"long_factor", "2", "3"}));
+  EXPECT_TRUE(refuses(with(longrope({1, 1}, {1, 0})), {"long_factor", "0"}));
+  const LongRopeScaling good({1, 1}, {1, 1}, 64);
+  const auto scaled = [&](const LongRopeScaling& scaling) {
+    return with(RotaryOptions().scaling(scaling));
+  };
+  EXPECT_TRUE(refuses(scaled(LongRopeScaling(good).factor(0.5)), {"factor", "0.5"}));
+  EXPECT_TRUE(
+      refuses(scaled(LongRopeScaling(good).attention_factor(-1)), {"attention_factor", "-1"}));
+  EXPECT_TRUE(refuses(scaled(LongRopeScaling(good).original_max_position(0)),
+                      {"original_max_position", "0"}));
+  EXPECT_TRUE(
+      refuses(with(RotaryOptions().scaling(YarnScaling(2, 64).mscale(-1))), {"mscale", "-1"}));
+}
+
+TEST(RotaryTest, YarnsAttentionFactorFollowsFromItsScales) {
+  const auto text = [](const YarnScaling& yarn) {
+    return (std::ostringstream() << RotaryScaling(yarn)).str();
+  };
+  // (0.1 * 2 * 1 + 1) / (0.1 * 0.5 * 1 + 1)
+  EXPECT_NE(text(YarnScaling(std::exp(1.0), 64).mscale(2).mscale_all_dim(0.5))
+                .find("attention_factor=1.14286,"),
+            std::string::npos);
+  EXPECT_NE(text(YarnScaling(std::exp(1.0), 64)).find("attention_factor=1.1,"),
+            std::string::npos);
+}
+
 TEST(RotaryTest, OptionsDescribeThemselves) {
   const auto text = [](const RotaryOptions& options) {
     return (std::ostringstream() << options).str();
@@ -342,6 +394,11 @@ TEST(RotaryTest, OptionsDescribeThemselves) {
             "(base=10000, pairing=half_split, scaling=linear(2))");
   EXPECT_EQ(text(RotaryOptions().scaling(NtkScaling(3))),
             "(base=10000, pairing=half_split, scaling=ntk(3))");
+  EXPECT_EQ(text(RotaryOptions().frequencies({1, 0.5})),
+            "(frequencies=[1, 0.5], pairing=half_split, scaling=none)");
+  EXPECT_EQ(text(RotaryOptions().scaling(LongRopeScaling({1, 2}, {3, 4.5}, 64))),
+            "(base=10000, pairing=half_split, scaling=longrope(1, original_max_position=64, "
+            "attention_factor=1, short_factor=[1, 2], long_factor=[3, 4.5]))");
 }
 
 TEST(RotaryTest, HeadsBeyondAnyMemoryAreRefused) {

@@ -6,10 +6,10 @@
 
 namespace mha::test {
 
-/// `oracle_module` with rotary positions, normalised queries and keys, gate and head mask: by
-/// plain loops in double, on batch-first inputs. Reads the module's parameters and options and
-/// the call's arguments, not its code. Frequencies are those of `rotary_frequencies`, which
-/// have tests of their own.
+/// `oracle_module` with rotary positions, normalised queries and keys, temperature tuning, gate
+/// and head mask: by plain loops in double, on batch-first inputs. Reads the module's
+/// parameters and options and the call's arguments, not its code. Frequencies are those of
+/// `rotary_frequencies`, which have tests of their own.
 AttentionOutput oracle_module(const MultiHeadAttention& module, const at::Tensor& query,
                               const at::Tensor& key, const at::Tensor& value,
                               const CallOptions& call);

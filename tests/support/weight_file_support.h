@@ -115,7 +115,38 @@ inline std::vector<LayoutCase> layout_cases() {
   timm.qk_norm(QKNorm::layer).qk_norm_bias(true);
   auto timm_rms = plain;
   timm_rms.qk_norm(QKNorm::rms);
-  return {{timm, Layout::vit},
+  auto olmo = grouped;
+  olmo.qk_norm(QKNorm::rms).qk_norm_scope(QKNormScope::all_heads).bias(false);
+  auto cohere = grouped;
+  cohere.bias(false).qk_norm(QKNorm::layer).qk_norm_gain(QKNormGain::per_head);
+  auto per_head = grouped;
+  per_head.qk_norm(QKNorm::layer).qk_norm_gain(QKNormGain::per_head).qk_norm_bias(true);
+  auto llama4 = grouped;
+  llama4.qk_norm(QKNorm::rms)
+      .qk_norm_gain(QKNormGain::none)
+      .qk_norm_order(QKNormOrder::after_rotary)
+      .rotary(RotaryOptions().frequencies({0.125}))
+      .temperature_tuning(TemperatureTuning(0.1, 8192).offset(1));
+  auto mimo = grouped;
+  mimo.head_dim(8).v_head_dim(5).value_scale(0.707).output_gate(OutputGate::elementwise);
+  auto mimo_llama = mimo;
+  mimo_llama.output_gate(OutputGate::none).temperature_tuning(TemperatureTuning(0.1, 16));
+  auto appended = mimo;
+  appended.add_bias_kv(true).rotary(RotaryOptions().scaling(
+      LongRopeScaling({1, 1, 2, 2.5}, {3, 3, 4, 4.5}, 64).factor(4).attention_factor(1.25)));
+  auto mscale = plain;
+  mscale.rotary(RotaryOptions().scaling(YarnScaling(4, 64).mscale(1.5).mscale_all_dim(0.5)));
+  return {{olmo, Layout::llama},
+          {olmo, Layout::native},
+          {cohere, Layout::llama},
+          {cohere, Layout::native},
+          {per_head, Layout::native},
+          {llama4, Layout::llama},
+          {mimo, Layout::native},
+          {mimo_llama, Layout::llama},
+          {appended, Layout::native},
+          {mscale, Layout::vit},
+          {timm, Layout::vit},
           {timm_rms, Layout::vit},
           {timm, Layout::native},
           {qwen2, Layout::llama},

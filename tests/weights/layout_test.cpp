@@ -239,6 +239,10 @@ MultiHeadAttentionOptions options_for(const Layout& layout) {
     options.qk_norm(holds("q_norm_bias") ? QKNorm::layer : QKNorm::rms)
         .qk_norm_bias(holds("q_norm_bias"));
   }
+  const bool has_one_for_each = std::any_of(
+      description.tensors.begin(), description.tensors.end(),
+      [](const LayoutTensor& tensor) { return tensor.name.find("{}") != std::string::npos; });
+  if (has_one_for_each) options.qk_norm_gain(QKNormGain::per_head);
   if (holds("W_g.weight")) options.output_gate(OutputGate::elementwise);
   return options.sinks(holds("sinks"));
 }
@@ -274,8 +278,16 @@ TEST(LayoutTest, EveryLayoutIsWrittenAsItsDescriptionSaysAndReadBack) {
     const Tensors parameters = parameters_of(*module);
     Tensors expected;
     for (const LayoutTensor& tensor : layout.description().tensors) {
-      if (parameters.count(tensor.parameters[0]) != 0) {
+      const auto parameter = parameters.find(tensor.parameters[0]);
+      if (parameter == parameters.end()) continue;
+      const size_t number = tensor.name.find("{}");
+      if (number == std::string::npos) {
         expected[tensor.name] = stacked_by_rows(tensor, parameters);
+        continue;
+      }
+      for (int64_t head = 0; head < parameter->second.size(0); ++head) {
+        std::string name = tensor.name;
+        expected[name.replace(number, 2, std::to_string(head))] = parameter->second[head];
       }
     }
     EXPECT_TRUE(are_bit_equal(saved_as(module, layout), expected));

@@ -125,7 +125,8 @@ TEST(ModelConfigTest, AWrongConfigurationIsRefusedByTheMemberThatIs) {
   EXPECT_EQ(error_in(sizes + R"("num_key_value_heads": 3})"),
             "number of key and value heads: expected a divisor of 8, found 3");
   EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "spiral"}})"),
-            "rope_scaling.rope_type: expected default, linear, yarn or llama3, found 'spiral'");
+            "rope_scaling.rope_type: expected default, linear, yarn, llama3, longrope or "
+            "proportional, found 'spiral'");
   EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "linear"}})"),
             "rope_scaling.factor: expected a number, found none");
   EXPECT_EQ(error_in(sizes + R"("rope_scaling": {"type": "linear", "factor": -2}})"),
@@ -228,6 +229,89 @@ TEST(ModelConfigTest, WhatCannotBeComputedIsRefusedByItsMember) {
   EXPECT_TRUE(is_refused(mpt + R"({"prefix_lm": true}})", "prefix_lm"));
   EXPECT_TRUE(is_refused(mpt + R"({"rope": true}})", "rope"));
   EXPECT_EQ(error_in(mpt + R"({"prefix_lm": false, "rope": false}})"), "no error");
+}
+
+TEST(ModelConfigTest, LongropeIsReadInBothForms) {
+  const std::string factors = R"("short_factor": [1, 1.5, 2, 4], "long_factor": [2, 3, 4, 8])";
+  const auto phi3 = [&](const std::string& rope) {
+    return R"({"model_type": "phi3", )" + kSizes + R"(, "max_position_embeddings": 128, )" +
+           rope + "}";
+  };
+  const std::string older = phi3(R"("original_max_position_embeddings": 32, "rope_scaling":
+    {"type": "su", )" + factors + "}");
+  const std::string newer = phi3(R"("rope_parameters": {"rope_type": "longrope",
+    "rope_theta": 10000.0, "original_max_position_embeddings": 32, )" +
+                                 factors + "}");
+  const auto expected = shown(
+      RotaryOptions().scaling(LongRopeScaling({1, 1.5, 2, 4}, {2, 3, 4, 8}, 32).factor(4)));
+  EXPECT_EQ(shown(options_of(older).attention.rotary()), expected);
+  EXPECT_EQ(shown(options_of(newer).attention.rotary()), expected);
+  EXPECT_EQ(error_in(phi3(R"("rope_scaling": {"type": "longrope", "short_factor": [1],
+                              "long_factor": [1, 1, 1, 1]})")),
+            "LongRopeScaling: short_factor: expected a factor for each of 4 pairs, found 1");
+  EXPECT_EQ(error_in(phi3(R"("rope_scaling": {"type": "longrope", "short_factor": 2,
+                              "long_factor": [1, 1, 1, 1]})")),
+            "rope_scaling.short_factor: expected an array of numbers, found '2'");
+  EXPECT_EQ(error_in(phi3(R"("rope_scaling": {"type": "yarn", "factor": 2, )" + factors + "}")),
+            "rope_scaling: expected numbers that are known, found 'long_factor'");
+}
+
+TEST(ModelConfigTest, NumbersOfOneArchitectureAreUnknownToOthers) {
+  const auto with = [&](const std::string& type, const std::string& rope) {
+    return R"({"model_type": ")" + type + R"(", "rms_norm_eps": 1e-6, )" + kSizes +
+           R"(, "rope_parameters": {"rope_theta": 10000.0, )" + rope + "}}";
+  };
+  const std::string alpha = R"("rope_type": "dynamic", "factor": 1.0, "alpha": 50.0)";
+  EXPECT_EQ(shown(options_of(with("hunyuan_v1_dense", alpha)).attention.rotary()),
+            shown(RotaryOptions().scaling(NtkScaling(50))));
+  EXPECT_NE(error_in(with("llama", alpha)).find("found 'dynamic'"), std::string::npos);
+  const std::string beta = R"("original_max_position_embeddings": 16, "factor": 4,
+    "rope_type": "yarn", "llama_4_scaling_beta": 0.25)";
+  const auto ministral = options_of(with("ministral3", R"("rope_type": "default",
+    "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.25)"));
+  ASSERT_TRUE(ministral.attention.temperature_tuning().has_value());
+  EXPECT_EQ(ministral.attention.temperature_tuning()->scale(), 0.25);
+  EXPECT_EQ(ministral.attention.temperature_tuning()->floor_scale(), 16);
+  EXPECT_EQ(error_in(with("mistral", beta)),
+            "rope_parameters: expected numbers that are known, found 'llama_4_scaling_beta'");
+}
+
+TEST(ModelConfigTest, KindsOfLayersDifferInMoreThanTheirMask) {
+  const std::string llama4 = R"({"model_type": "llama4_text", "rms_norm_eps": 1e-5,
+    "no_rope_layers": [], )" +
+                             kSizes + "}";
+  const auto chunked = options_of(llama4, 2), full = options_of(llama4, 3);
+  EXPECT_EQ(chunked.kind, "chunked_attention");
+  EXPECT_EQ(chunked.chunk, 8192);
+  EXPECT_EQ(chunked.attention.qk_norm_gain(), QKNormGain::none);
+  EXPECT_FALSE(chunked.attention.temperature_tuning().has_value());
+  EXPECT_EQ(full.kind, "full_attention");
+  EXPECT_FALSE(full.chunk.has_value());
+  EXPECT_FALSE(full.attention.rotary().has_value());
+  EXPECT_EQ(full.attention.qk_norm(), QKNorm::none);
+  EXPECT_EQ(full.attention.temperature_tuning()->floor_scale(), 8192);
+  // A query at position 4 of chunks of 3 sees 3 and 4.
+  ModelLayer layer{chunked};
+  layer.options.chunk = 3;
+  MultiHeadAttention module(4, 1);
+  const auto x = at::ones({1, 5, 4});
+  EXPECT_TRUE(at::allclose(module->forward(x, x, x, layer.mask(5, 5)).weights[0][0][4],
+                           at::tensor({0.0F, 0.0F, 0.0F, 0.5F, 0.5F})));
+
+  const std::string mimo = R"({"model_type": "mimo_v2_flash", "head_dim": 24, "v_head_dim": 16,
+    "attention_value_scale": null, "rope_theta": 5e6, "swa_rope_theta": 20000,
+    "sliding_window": 3, "sliding_window_size": 3, )" +
+                           kSizes + "}";
+  const auto first = options_of(mimo, 0), second = options_of(mimo, 1);
+  EXPECT_EQ(first.attention.num_kv_heads(), 2);
+  EXPECT_EQ(second.attention.num_kv_heads(), 4);
+  EXPECT_EQ(first.attention.rotary()->base(), 5e6);
+  EXPECT_EQ(second.attention.rotary()->base(), 20000);
+  EXPECT_EQ(shown(second.mask), shown(Mask::window(3, 0)));
+  EXPECT_FALSE(first.attention.sinks());
+  EXPECT_TRUE(second.attention.sinks());
+  EXPECT_EQ(second.attention.v_head_dim(), 16);
+  EXPECT_EQ(second.attention.value_scale(), 1);
 }
 
 TEST(ModelConfigTest, PartsOfHeadsAreRotatedWhereTheFileSaysSo) {

@@ -161,6 +161,53 @@ TEST(OptionsFromFileTest, OfTwoGainsTheOneThatMakesNoHeadsIsBlamed) {
   EXPECT_EQ(error_with(16, 8, false, 4), start + "'k_norm': expected [16], found [8]");
 }
 
+TEST(OptionsFromFileTest, ShapesTellWhatIsNormalisedAndHowLargeValueHeadsAre) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  const auto written = [&](const MultiHeadAttentionOptions& options) {
+    save(MultiHeadAttention(options), path);
+    TensorFile file = read_safetensors(path);
+    file.metadata.clear();
+    write_safetensors(path, file);
+  };
+  const auto base = MultiHeadAttentionOptions(64, 8).num_kv_heads(2);
+  auto olmo = base;
+  written(olmo.qk_norm(QKNorm::rms).qk_norm_scope(QKNormScope::all_heads));
+  const auto found = options_from_file(path, 8);
+  EXPECT_EQ(found.qk_norm_scope(), QKNormScope::all_heads);
+  EXPECT_EQ(found.num_kv_heads(), 2);
+  EXPECT_EQ(load(path, 8)->k_norm.sizes(), at::IntArrayRef({16}));
+
+  auto per_head = base;
+  written(per_head.qk_norm(QKNorm::layer).qk_norm_gain(QKNormGain::per_head));
+  EXPECT_EQ(
+      error_of([&] { options_from_file(path, 8); }),
+      path +
+          ": q_norm: expected metadata that say whether gains per head are of qk_norm rms "
+          "or layer, found none; models have either");
+  auto mimo = base;
+  written(mimo.head_dim(12).v_head_dim(5));
+  EXPECT_EQ(options_from_file(path, 8).head_dim(), 12);
+  EXPECT_EQ(options_from_file(path, 8).v_head_dim(), 5);
+  EXPECT_NE(error_of([&] { options_from_file(path, 32); }).find("num_heads: expected"),
+            std::string::npos);
+}
+
+TEST(OptionsFromFileTest, ListsInMetadataAreNumbers) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("weights");
+  for (const std::string value : {"", "1", "[1", "[[1, 2]]", "[1, null]", "[1, \"2\"]", "{}"}) {
+    save(MultiHeadAttention(MultiHeadAttentionOptions(8, 2).rotary(RotaryOptions())), path);
+    TensorFile file = read_safetensors(path);
+    file.metadata["mha.rotary.frequencies"] = value;
+    write_safetensors(path, file);
+    const std::string error = error_of([&] { options_from_file(path); });
+    EXPECT_NE(error.find("'mha.rotary.frequencies': expected an array of numbers"),
+              std::string::npos)
+        << value << ": " << error;
+  }
+}
+
 TEST(OptionsFromFileTest, MetadataThatIsNoOptionIsRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("weights");

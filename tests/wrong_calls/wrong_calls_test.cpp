@@ -63,6 +63,8 @@ bool begins_with_ours(const std::string& message) {
                            "NtkScaling: ",
                            "YarnScaling: ",
                            "Llama3Scaling: ",
+                           "LongRopeScaling: ",
+                           "TemperatureTuning: ",
                            "RelativePositionBias: ",
                            "RelativePositionBiasOptions: ",
                            "MapRecorderOptions: ",

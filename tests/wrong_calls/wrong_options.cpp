@@ -56,12 +56,14 @@ void add_module_options(Table& table) {
     table.add("MultiHeadAttentionOptions: " + name,
               [=] { MultiHeadAttention module(options); });
   };
+  using Tuning = TemperatureTuning;
   const Options good(12, 4);
   for (const int64_t size : {int64_t{0}, int64_t{-1}, huge}) {
     const auto text = std::to_string(size);
     make("d_model " + text, Options(size, 4));
     make("num_heads " + text, Options(12, size));
     make("head_dim " + text, Options(good).head_dim(size));
+    make("v_head_dim " + text, Options(good).v_head_dim(size));
     make("num_kv_heads " + text, Options(good).num_kv_heads(size));
     make("kdim " + text, Options(good).kdim(size));
     make("vdim " + text, Options(good).vdim(size));
@@ -77,6 +79,21 @@ void add_module_options(Table& table) {
   make("qk_norm_eps 0", Options(good).qk_norm(QKNorm::rms).qk_norm_eps(0));
   make("qk_norm_eps NaN", Options(good).qk_norm(QKNorm::rms).qk_norm_eps(nan));
   make("qk_norm_bias alone", Options(good).qk_norm_bias(true));
+  make("qk_norm_bias without a gain",
+       Options(good).qk_norm(QKNorm::layer).qk_norm_gain(QKNormGain::none).qk_norm_bias(true));
+  make("qk_norm_scope 9", Options(good).qk_norm_scope(ninth<QKNormScope>()));
+  make("qk_norm_gain 9", Options(good).qk_norm_gain(ninth<QKNormGain>()));
+  make("qk_norm_gain per_head over all heads", Options(good)
+                                                   .qk_norm(QKNorm::rms)
+                                                   .qk_norm_scope(QKNormScope::all_heads)
+                                                   .qk_norm_gain(QKNormGain::per_head));
+  make("qk_norm_order 9", Options(good).qk_norm_order(ninth<QKNormOrder>()));
+  make("value_scale inf", Options(good).value_scale(infinity));
+  make("values beyond memory", Options(int64_t{1} << 40, 1).head_dim(1).v_head_dim(1 << 20));
+  make("temperature_tuning scale NaN", Options(good).temperature_tuning(Tuning(nan, 2)));
+  make("temperature_tuning floor_scale 0", Options(good).temperature_tuning(Tuning(0.1, 0)));
+  make("temperature_tuning offset -1",
+       Options(good).temperature_tuning(Tuning(0.1, 2).offset(-1)));
   make("output_gate 9", Options(good).output_gate(ninth<OutputGate>()));
   make("weights 9", Options(good).weights(ninth<Weights>()));
   for (const auto dtype : {at::kLong, at::kBool, at::kComplexFloat, at::kFloat8_e5m2}) {
@@ -105,6 +122,16 @@ void add_rotary_options(Table& table) {
   rotate("yarn original 0", Options().scaling(YarnScaling(2, 0)));
   rotate("yarn betas", Options().scaling(YarnScaling(2, 64).beta_slow(40)));
   rotate("yarn attention_factor 0", Options().scaling(YarnScaling(2, 64).attention_factor(0)));
+  rotate("yarn mscale -1", Options().scaling(YarnScaling(2, 64).mscale(-1)));
+  rotate("longrope short_factor", Options().scaling(LongRopeScaling({1}, {1, 1, 1, 1}, 64)));
+  rotate("longrope long_factor 0",
+         Options().scaling(LongRopeScaling({1, 1, 1, 1}, {1, 1, 1, 0}, 64)));
+  rotate("longrope original 0",
+         Options().scaling(LongRopeScaling({1, 1, 1, 1}, {1, 1, 1, 1}, 0)));
+  rotate("frequencies of 3 pairs", Options().frequencies({1, 1, 1}));
+  rotate("frequencies NaN", Options().frequencies({1, 1, 1, nan}));
+  rotate("frequencies and a scaling",
+         Options().frequencies({1, 1, 1, 1}).scaling(LinearScaling(2)));
   rotate("llama3 original -1", Options().scaling(Llama3Scaling(2, -1)));
   rotate("llama3 frequencies", Options().scaling(Llama3Scaling(2, 64).low_freq_factor(5)));
   table.add("rotary_frequencies: head_dim 0", [] { rotary_frequencies({}, 0); });
