@@ -1,9 +1,8 @@
 #include "layer_options.h"
 
 #include <c10/util/Exception.h>
-#include <files/tensor_source.h>
 #include <fmt/format.h>
-#include <weights/file_layer.h>
+#include <weights/find_layers.h>
 #include <weights/options_metadata.h>
 
 #include <nlohmann/json.hpp>
@@ -58,11 +57,12 @@ CLI::Option* LayerOptions::add_to(CLI::App& app) {
          names_of(floating_dtypes()))
       ->needs(file)
       ->group(group);
+  reading_.add_to(app, file);
   return file;
 }
 
 WeightFileOptions LayerOptions::where() const {
-  WeightFileOptions where;
+  WeightFileOptions where = reading_.where();
   where.prefix(prefix_).convert_dtype(!dtype_.empty());
   if (!layout_.empty()) where.layout(value_of(layouts(), layout_));
   if (!layout_file_.empty()) where.layout(Layout::from_file(layout_file_));
@@ -72,7 +72,7 @@ WeightFileOptions LayerOptions::where() const {
 /// Names the option, where the library would name its argument.
 void LayerOptions::check_num_heads() const {
   if (num_heads_) return;
-  const auto file = detail::open_tensors(file_);
+  const auto file = detail::open_weights(file_, where());
   detail::find_layout(*file, where());  // a wrong prefix is the first thing to say
   TORCH_CHECK(detail::num_heads_in(file_, file->metadata()),
               "--num-heads: expected a number, which ", file_, " does not tell, found none");
@@ -91,13 +91,17 @@ ModelLayer LayerOptions::load_of_model() const {
                 ", whose config.json says it");
   }
   ModelLayerLoadOptions options;
-  options.part(part_);
+  options.part(part_)
+      .ignored(reading_.ignored())
+      .missing_checksums(reading_.missing_checksums());
   if (!dtype_.empty()) options.dtype(value_of(floating_dtypes(), dtype_));
   return load_layer(file_, *layer_, options);
 }
 
 std::vector<std::string> LayerOptions::files() const {
-  return is_model_folder(file_) ? files_of_model(file_) : files_of(file_);
+  const auto checksums =
+      reading_.missing_checksums() ? detail::Checksums::optional : detail::Checksums::required;
+  return is_model_folder(file_) ? files_of_model(file_, checksums) : files_of(file_, checksums);
 }
 
 ModelLayer LayerOptions::load() const {
@@ -112,7 +116,7 @@ ModelLayer LayerOptions::load() const {
   MultiHeadAttention module(options, detail::Undrawn{});
   mha::load(module, file_, where());
   module->eval();
-  const Layout layout = detail::find_layout(*detail::open_tensors(file_), where());
+  const Layout layout = detail::find_layout(*detail::open_weights(file_, where()), where());
   return {{"", 0, "", options, layout, {prefix_}, Mask(), std::nullopt, {}}, module};
 }
 
