@@ -53,6 +53,7 @@ CLI::Option* LayerOptions::add_to(CLI::App& app) {
       ->needs(file)
       ->group(group);
   rotary_.add_to(app)->needs(file)->group(group);
+  scores_.add_to(app, file);
   one_of(app.add_option("--dtype", dtype_, "Convert its weights; default: as in the file"),
          names_of(floating_dtypes()))
       ->needs(file)
@@ -85,7 +86,8 @@ ModelLayer LayerOptions::load_of_model() const {
                                                 {"--layout", !layout_.empty()},
                                                 {"--layout-file", !layout_file_.empty()},
                                                 {"--num-heads", num_heads_.has_value()},
-                                                {"--rotary", rotary_.rotary().has_value()}};
+                                                {"--rotary", rotary_.rotary().has_value()},
+                                                {scores_.given(), scores_.given() != nullptr}};
   for (const auto& [option, is_given] : given) {
     TORCH_CHECK(!is_given, option, ": expected it with a file, found the folder ", file_,
                 ", whose config.json says it");
@@ -112,6 +114,7 @@ ModelLayer LayerOptions::load() const {
   check_num_heads();
   MultiHeadAttentionOptions options = options_from_file(file_, num_heads_, where());
   if (rotary) options.rotary(rotary);
+  scores_.apply_to(options, file_, where());
   if (!dtype_.empty()) options.dtype(value_of(floating_dtypes(), dtype_));
   MultiHeadAttention module(options, detail::Undrawn{});
   mha::load(module, file_, where());
@@ -133,6 +136,11 @@ nlohmann::ordered_json LayerOptions::described(const ModelLayer& layer) const {
       {"head_dim", module->head_dim()},
       {"dtype", dtype_text(module->W_q->weight.scalar_type())},
       {"rotary", rotary ? nlohmann::ordered_json(stream_text(*rotary)) : nullptr}};
+  if (const auto scale = module->options.scale()) json["scale"] = *scale;
+  if (module->options.softcap() > 0) json["softcap"] = module->options.softcap();
+  if (module->options.qk_norm() != QKNorm::none) {
+    json["qk_norm_eps"] = module->options.qk_norm_eps();
+  }
   if (!layer.options.model_type.empty()) {
     json["model_type"] = layer.options.model_type;
     json["layer"] = *layer_;
@@ -155,6 +163,12 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
     rotary = "none, though models of the llama layout rotate queries and keys: see --rotary";
   }
   if (!rotary.empty()) rotary = fmt::format("  {:<9}{}\n", "rotary", rotary);
+  for (const auto& [member, shown] :
+       {std::pair{"scale", "scale"}, std::pair{"softcap", "softcap"},
+        std::pair{"qk_norm_eps", "norm eps"}}) {
+    if (!layer.contains(member)) continue;
+    rotary += fmt::format("  {:<9}{}\n", shown, layer[member].get<double>());
+  }
   if (layer.contains("model_type")) {
     rotary = fmt::format("  {:<9}{}, layer {}, {}\n", "model",
                          layer["model_type"].get<std::string>(), number("layer"),

@@ -13,6 +13,7 @@
 
 #include "reading_options.h"
 #include "rotary_option.h"
+#include "score_numbers.h"
 
 namespace mha::cli {
 
@@ -39,6 +40,7 @@ class LayerOptions {
   std::string file_, prefix_, layout_, layout_file_, dtype_, part_;
   std::optional<int64_t> num_heads_, layer_;
   RotaryOption rotary_;
+  ScoreNumbers scores_;
   ReadingOptions reading_;
 };
 
