@@ -4,6 +4,7 @@
 #include <files/tensor_source.h>
 #include <fmt/format.h>
 #include <weights/file_layer.h>
+#include <weights/find_layers.h>
 #include <weights/layer_check.h>
 #include <weights/options_metadata.h>
 
@@ -16,36 +17,39 @@ namespace {
 
 /// What the shapes and names say of one layer, or why they say nothing.
 nlohmann::ordered_json layer_information(const detail::TensorSource& file,
-                                         const detail::FoundLayer& layer) {
+                                         const detail::FoundLayer& layer,
+                                         WeightFileOptions where) {
   nlohmann::ordered_json json = {{"prefix", layer.prefix},
                                  {"layout", stream_text(layer.layout)}};
   try {
-    const auto shapes = detail::parameter_shapes_in(file, layer.layout, layer.prefix);
+    // What `load` would say, but for the dtypes, which it can convert.
+    where.prefix(layer.prefix).convert_dtype(true);
+    const auto shapes = detail::parameter_shapes_in(file, layer.layout, where);
     const auto tensors = detail::layout_tensors(file.path(), layer.layout, shapes);
     json["d_model"] = shapes.at("W_q.weight")[1];
     json["width"] = shapes.at("W_q.weight")[0];
     json["kv_width"] = shapes.at("W_k.weight")[0];
     json["bias"] = shapes.count("W_q.bias") != 0;
-    // What `load` would say, but for the dtypes, which it can convert.
-    const auto where = WeightFileOptions().prefix(layer.prefix).convert_dtype(true);
-    const detail::DtypeInfo* dtype = detail::dtype_of_projections(file, where, tensors);
-    json["dtype"] = dtype == nullptr ? "" : dtype->name;
-    detail::check_layer(file, layer.layout, where, tensors, dtype == nullptr ? "" : dtype->name,
-                        {});
+    const auto& dtype = detail::dtype_of_projections(file, layer.layout, where, tensors);
+    json["dtype"] = dtype.name;
+    detail::check_layer(file, layer.layout, where, tensors, dtype.name, {});
   } catch (const c10::Error& error) {
+    // An error of another file, of which this is the index, starts with that one's path.
+    const std::string text = error.what_without_backtrace(), start = file.path() + ": ";
     json["problem"] =
-        std::string(error.what_without_backtrace()).substr(file.path().size() + 2);
+        text.compare(0, start.size(), start) == 0 ? text.substr(start.size()) : text;
   }
   return json;
 }
 
 }  // namespace
 
-nlohmann::ordered_json file_information(const std::string& path) {
-  const auto file = detail::open_tensors(path);
+nlohmann::ordered_json file_information(const std::string& path,
+                                        const WeightFileOptions& where) {
+  const auto file = detail::open_weights(path, where);
   nlohmann::ordered_json information = {{"file", path},
                                         {"format", file->format()},
-                                        {"tensors", file->entries().size()},
+                                        {"tensors", file->size()},
                                         {"num_heads", nullptr},
                                         {"num_kv_heads", nullptr},
                                         {"layers", nlohmann::ordered_json::array()}};
@@ -55,7 +59,7 @@ nlohmann::ordered_json file_information(const std::string& path) {
         detail::num_kv_heads_in(path, file->metadata()).value_or(*heads);
   }
   for (const detail::FoundLayer& layer : detail::find_layers(*file, std::nullopt)) {
-    information["layers"].push_back(layer_information(*file, layer));
+    information["layers"].push_back(layer_information(*file, layer, where));
   }
   return information;
 }

@@ -16,6 +16,7 @@
 #include "file_info.h"
 #include "former_names.h"
 #include "model_folder.h"
+#include "reading_options.h"
 #include "runtime/attention_path.h"
 #include "text.h"
 #include "validators.h"
@@ -129,19 +130,25 @@ Command info_command(CLI::App& program) {
              "Show the attention layers of this weight file, or\nof the model in this folder")
           ->check(not_empty())
           ->type_name("FILE");
+  const auto reading = std::make_shared<ReadingOptions>();
+  reading->add_to(*app, model);
   explain->add_to(*app)->excludes(model);
   app->add_flag("--json", *json, "Write JSON");
   refuse_former_names(*app, {{"--file", "--model"}, {"--weights", "--return-weights"}});
   app->footer(
       "Example: mha info --model model.safetensors\n"
       "         mha info --explain --queries 1 --keys 4096 --dtype bfloat16");
-  return {app, [json, file, explain] {
+  return {app, [json, file, explain, reading] {
             if (explain->wanted()) {
               print_report(explain->explanation(), *json, explanation_text);
             } else if (is_model_folder(*file)) {
+              TORCH_CHECK(reading->ignored().empty() && !reading->missing_checksums(),
+                          reading->ignored().empty() ? "--missing-checksums" : "--ignore",
+                          ": expected it with a file, found the folder ", *file,
+                          ", of which the configuration alone is shown");
               print_report(folder_information(*file), *json, folder_text);
             } else if (!file->empty()) {
-              print_report(file_information(*file), *json, file_text);
+              print_report(file_information(*file, reading->where()), *json, file_text);
             } else {
               print_report(information(), *json, text);
             }

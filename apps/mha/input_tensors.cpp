@@ -6,15 +6,15 @@
 namespace mha::cli {
 namespace {
 
-std::string list_of(const detail::TensorEntries& entries) {
+std::string list_of(const detail::TensorSource& file) {
   constexpr size_t most = 8;
   std::string list;
   size_t count = 0;
-  for (const auto& [name, entry] : entries) {
-    if (++count > most) break;
+  file.visit_names("", [&](const std::string& name) {
     list += fmt::format("{}'{}'", list.empty() ? "" : ", ", name);
-  }
-  if (entries.size() > most) list += fmt::format(" and {} more", entries.size() - most);
+    return ++count < most;
+  });
+  if (file.size() > most) list += fmt::format(" and {} more", file.size() - most);
   return list.empty() ? "none" : list;
 }
 
@@ -22,7 +22,7 @@ std::string list_of(const detail::TensorEntries& entries) {
 
 at::Tensor InputTensors::tensor(const std::string& name, const std::string& option) {
   TORCH_CHECK(has(name), option, ": expected the name of a tensor in ", path(), ", found '",
-              name, "'; it holds ", list_of(file_->entries()));
+              name, "'; it holds ", list_of(*file_));
   used_.insert(name);
   return file_->read(name);
 }
@@ -34,16 +34,16 @@ std::string InputTensors::only_one(
   for (const auto& [name, entry] : file_->entries()) {
     if (fits(name, entry)) found.push_back(name);
   }
-  TORCH_CHECK(found.size() == 1, path(), ": expected ", expected, ", found ",
-              list_of(file_->entries()));
+  TORCH_CHECK(found.size() == 1, path(), ": expected ", expected, ", found ", list_of(*file_));
   return found.front();
 }
 
 std::vector<std::string> InputTensors::unused() const {
   std::vector<std::string> names;
-  for (const auto& [name, entry] : file_->entries()) {
+  file_->visit_names("", [&](const std::string& name) {
     if (used_.count(name) == 0) names.push_back(name);
-  }
+    return true;
+  });
   return names;
 }
 

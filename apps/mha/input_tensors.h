@@ -17,7 +17,7 @@ class InputTensors {
   explicit InputTensors(const std::string& path) : file_(detail::open_tensors(path)) {}
 
   const std::string& path() const { return file_->path(); }
-  bool has(const std::string& name) const { return file_->entries().count(name) > 0; }
+  bool has(const std::string& name) const { return file_->has(name); }
 
   /// Reads the tensor that `option` names.
   at::Tensor tensor(const std::string& name, const std::string& option);

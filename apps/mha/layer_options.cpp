@@ -1,9 +1,8 @@
 #include "layer_options.h"
 
 #include <c10/util/Exception.h>
-#include <files/tensor_source.h>
 #include <fmt/format.h>
-#include <weights/file_layer.h>
+#include <weights/find_layers.h>
 #include <weights/options_metadata.h>
 
 #include <nlohmann/json.hpp>
@@ -54,15 +53,17 @@ CLI::Option* LayerOptions::add_to(CLI::App& app) {
       ->needs(file)
       ->group(group);
   rotary_.add_to(app)->needs(file)->group(group);
+  scores_.add_to(app, file);
   one_of(app.add_option("--dtype", dtype_, "Convert its weights; default: as in the file"),
          names_of(floating_dtypes()))
       ->needs(file)
       ->group(group);
+  reading_.add_to(app, file);
   return file;
 }
 
 WeightFileOptions LayerOptions::where() const {
-  WeightFileOptions where;
+  WeightFileOptions where = reading_.where();
   where.prefix(prefix_).convert_dtype(!dtype_.empty());
   if (!layout_.empty()) where.layout(value_of(layouts(), layout_));
   if (!layout_file_.empty()) where.layout(Layout::from_file(layout_file_));
@@ -72,7 +73,7 @@ WeightFileOptions LayerOptions::where() const {
 /// Names the option, where the library would name its argument.
 void LayerOptions::check_num_heads() const {
   if (num_heads_) return;
-  const auto file = detail::open_tensors(file_);
+  const auto file = detail::open_weights(file_, where());
   detail::find_layout(*file, where());  // a wrong prefix is the first thing to say
   TORCH_CHECK(detail::num_heads_in(file_, file->metadata()),
               "--num-heads: expected a number, which ", file_, " does not tell, found none");
@@ -85,19 +86,24 @@ ModelLayer LayerOptions::load_of_model() const {
                                                 {"--layout", !layout_.empty()},
                                                 {"--layout-file", !layout_file_.empty()},
                                                 {"--num-heads", num_heads_.has_value()},
-                                                {"--rotary", rotary_.rotary().has_value()}};
+                                                {"--rotary", rotary_.rotary().has_value()},
+                                                {scores_.given(), scores_.given() != nullptr}};
   for (const auto& [option, is_given] : given) {
     TORCH_CHECK(!is_given, option, ": expected it with a file, found the folder ", file_,
                 ", whose config.json says it");
   }
   ModelLayerLoadOptions options;
-  options.part(part_);
+  options.part(part_)
+      .ignored(reading_.ignored())
+      .missing_checksums(reading_.missing_checksums());
   if (!dtype_.empty()) options.dtype(value_of(floating_dtypes(), dtype_));
   return load_layer(file_, *layer_, options);
 }
 
 std::vector<std::string> LayerOptions::files() const {
-  return is_model_folder(file_) ? files_of_model(file_) : files_of(file_);
+  const auto checksums =
+      reading_.missing_checksums() ? detail::Checksums::optional : detail::Checksums::required;
+  return is_model_folder(file_) ? files_of_model(file_, checksums) : files_of(file_, checksums);
 }
 
 ModelLayer LayerOptions::load() const {
@@ -108,11 +114,12 @@ ModelLayer LayerOptions::load() const {
   check_num_heads();
   MultiHeadAttentionOptions options = options_from_file(file_, num_heads_, where());
   if (rotary) options.rotary(rotary);
+  scores_.apply_to(options, file_, where());
   if (!dtype_.empty()) options.dtype(value_of(floating_dtypes(), dtype_));
   MultiHeadAttention module(options, detail::Undrawn{});
   mha::load(module, file_, where());
   module->eval();
-  const Layout layout = detail::find_layout(*detail::open_tensors(file_), where());
+  const Layout layout = detail::find_layout(*detail::open_weights(file_, where()), where());
   return {{"", 0, "", options, layout, {prefix_}, Mask(), std::nullopt, {}}, module};
 }
 
@@ -129,6 +136,11 @@ nlohmann::ordered_json LayerOptions::described(const ModelLayer& layer) const {
       {"head_dim", module->head_dim()},
       {"dtype", dtype_text(module->W_q->weight.scalar_type())},
       {"rotary", rotary ? nlohmann::ordered_json(stream_text(*rotary)) : nullptr}};
+  if (const auto scale = module->options.scale()) json["scale"] = *scale;
+  if (module->options.softcap() > 0) json["softcap"] = module->options.softcap();
+  if (module->options.qk_norm() != QKNorm::none) {
+    json["qk_norm_eps"] = module->options.qk_norm_eps();
+  }
   if (!layer.options.model_type.empty()) {
     json["model_type"] = layer.options.model_type;
     json["layer"] = *layer_;
@@ -151,6 +163,12 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
     rotary = "none, though models of the llama layout rotate queries and keys: see --rotary";
   }
   if (!rotary.empty()) rotary = fmt::format("  {:<9}{}\n", "rotary", rotary);
+  for (const auto& [member, shown] :
+       {std::pair{"scale", "scale"}, std::pair{"softcap", "softcap"},
+        std::pair{"qk_norm_eps", "norm eps"}}) {
+    if (!layer.contains(member)) continue;
+    rotary += fmt::format("  {:<9}{}\n", shown, layer[member].get<double>());
+  }
   if (layer.contains("model_type")) {
     rotary = fmt::format("  {:<9}{}, layer {}, {}\n", "model",
                          layer["model_type"].get<std::string>(), number("layer"),

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "reading_options.h"
 #include "rotary_option.h"
+#include "score_numbers.h"
 
 namespace mha::cli {
 
@@ -38,6 +40,8 @@ class LayerOptions {
   std::string file_, prefix_, layout_, layout_file_, dtype_, part_;
   std::optional<int64_t> num_heads_, layer_;
   RotaryOption rotary_;
+  ScoreNumbers scores_;
+  ReadingOptions reading_;
 };
 
 /// The first lines of a report about a layer: its file, then its sizes.

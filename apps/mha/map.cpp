@@ -157,7 +157,7 @@ Command map_command(CLI::App& program) {
          names_of(colour_maps()))
       ->capture_default_str()
       ->group(group);
-  one_of(app->add_option("--scale", arguments->scale, "From weights to colours"),
+  one_of(app->add_option("--colour-scale", arguments->scale, "From weights to colours"),
          names_of(scales()))
       ->capture_default_str()
       ->group(group);

@@ -1,14 +1,15 @@
 #include "model_folder.h"
 
 #include <c10/util/Exception.h>
-#include <files/tensor_source.h>
 #include <fmt/format.h>
 #include <mha/model_config.h>
+#include <weights/read_config.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "output_file.h"
 #include "text.h"
 
 namespace mha::cli {
@@ -26,19 +27,20 @@ std::string without(const std::string& start, const std::string& text) {
 
 // By the configuration, since layer 0 may be of a kind that is not computed; where that tells
 // nothing, layer 0 says why.
-int64_t layers_of(const std::string& folder, const std::string& part) {
+int64_t layers_of(const std::string& folder, const nlohmann::json& config,
+                  const std::string& part) {
   try {
-    return std::min(num_layers_from_config(config_of(folder), part), kMaxLayers);
+    return std::min(detail::num_layers_in_config(config_of(folder), config, part), kMaxLayers);
   } catch (const c10::Error&) {
     return 1;
   }
 }
 
-nlohmann::ordered_json layer_of(const std::string& folder, int64_t layer,
-                                const std::string& part) {
+nlohmann::ordered_json layer_of(const std::string& folder, const nlohmann::json& config,
+                                int64_t layer, const std::string& part) {
   nlohmann::ordered_json json = {{"layer", layer}, {"part", part}};
   try {
-    const auto options = options_from_config(config_of(folder), layer, part);
+    const auto options = detail::options_in_config(config_of(folder), config, layer, part);
     json["model_type"] = options.model_type;
     json["kind"] = options.kind;
     json["layout"] = options.layout.name();
@@ -62,8 +64,9 @@ bool is_model_folder(const std::string& path) {
   return !path.empty() && std::filesystem::is_directory(path, ignored);
 }
 
-std::vector<std::string> files_of_model(const std::string& folder) {
-  auto files = detail::open_tensors(weights_of_model(folder))->files();
+std::vector<std::string> files_of_model(const std::string& folder,
+                                        detail::Checksums checksums) {
+  auto files = files_of(weights_of_model(folder), checksums);
   files.push_back(config_of(folder));
   return files;
 }
@@ -71,12 +74,13 @@ std::vector<std::string> files_of_model(const std::string& folder) {
 nlohmann::ordered_json folder_information(const std::string& folder) {
   nlohmann::ordered_json information = {{"folder", folder},
                                         {"layers", nlohmann::ordered_json::array()}};
-  auto parts = parts_from_config(config_of(folder));
+  const nlohmann::json config = detail::read_config(config_of(folder));
+  auto parts = detail::parts_in_config(config_of(folder), config);
   if (parts.empty()) parts.push_back("");
   for (const std::string& part : parts) {
-    const int64_t num_layers = layers_of(folder, part);
+    const int64_t num_layers = layers_of(folder, config, part);
     for (int64_t layer = 0; layer < num_layers; ++layer) {
-      information["layers"].push_back(layer_of(folder, layer, part));
+      information["layers"].push_back(layer_of(folder, config, layer, part));
     }
   }
   return information;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <files/checksums.h>
+
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -9,7 +11,8 @@ namespace mha::cli {
 bool is_model_folder(const std::string& path);
 
 /// Its config.json and the files of its weights.
-std::vector<std::string> files_of_model(const std::string& folder);
+std::vector<std::string> files_of_model(
+    const std::string& folder, detail::Checksums checksums = detail::Checksums::required);
 
 /// The architecture of the model in a folder, and each of its layers: kind, options and mask,
 /// or why it has none that can be computed.

@@ -12,17 +12,17 @@ namespace mha::cli {
 namespace {
 
 bool is_standard_output(const std::string& path) {
-  struct stat file {};
-  struct stat stream {};
+  struct stat file{};
+  struct stat stream{};
   return stat(path.c_str(), &file) == 0 && fstat(STDOUT_FILENO, &stream) == 0 &&
          S_ISREG(file.st_mode) && file.st_dev == stream.st_dev && file.st_ino == stream.st_ino;
 }
 
 }  // namespace
 
-std::vector<std::string> files_of(const std::string& path) {
+std::vector<std::string> files_of(const std::string& path, detail::Checksums checksums) {
   if (path.empty()) return {};
-  return detail::open_tensors(path)->files();
+  return detail::open_tensors(path, checksums)->files();
 }
 
 void check_output(const std::string& output, const std::vector<std::string>& read) {

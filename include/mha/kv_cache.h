@@ -105,6 +105,10 @@ class KVCache {
   /// window throws if it no longer holds the keys that a query at that position needs; it holds
   /// them at least window / 2 tokens back.
   void crop(int64_t length);
+  /// The same with a length for each sample, as where drafts are rejected at different places:
+  /// of sample n, forgets the tokens at positions >= lengths[n]. (N) integers from 0 on. If one
+  /// sample cannot be cropped, none is.
+  void crop(const at::Tensor& lengths);
   /// Forgets all tokens and keeps the memory, for a batch of the same sizes or of others.
   void reset();
 

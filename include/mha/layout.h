@@ -42,7 +42,8 @@ struct LayoutDescription {
   /// a file where the module lacks it, has a tensor too. A bias that has none, where the one of
   /// W_q has, is zero.
   std::vector<LayoutTensor> tensors;
-  /// In place of the above where kdim and vdim are not d_model. Empty: the same.
+  /// In place of the above where kdim and vdim are not d_model. Empty: the same. In a file they
+  /// are told by the names that only these have.
   std::vector<LayoutTensor> tensors_apart = {};
   /// Names that readers pass over; with a `*` at its end, all that begin so.
   std::vector<std::string> ignored = {};

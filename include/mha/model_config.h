@@ -57,6 +57,9 @@ struct ModelLayerLoadOptions {
   TORCH_ARG(std::string, part);
   /// dtype of the parameters, to which the file's are rounded. Default: that of the file.
   TORCH_ARG(std::optional<at::ScalarType>, dtype);
+  /// As in `WeightFileOptions`.
+  TORCH_ARG(std::vector<std::string>, ignored);
+  TORCH_ARG(bool, missing_checksums) = false;
 };
 
 /// The attention of one layer, counted from 0, of a model whose configuration is a JSON file as

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace mha {
 
@@ -19,6 +20,14 @@ struct WeightFileOptions {
   /// For reading: let a file of another floating dtype than the module's be converted, each
   /// number rounded to the nearest. Default: it is refused.
   TORCH_ARG(bool, convert_dtype) = false;
+  /// For reading: names behind the prefix that are taken not to be in the file, such as
+  /// `rotary_emb.cos_cached` of a writer who stores what others compute; with a `*` at its end,
+  /// all that begin so. Default: a name that the layer has no use for is an error.
+  TORCH_ARG(std::vector<std::string>, ignored);
+  /// For reading: take a file of `torch.save` that was written without checksums, by
+  /// `torch.serialization.set_crc32_options(False)`: one that is 0 is not compared, any other
+  /// is. Default: such a file is refused as damaged.
+  TORCH_ARG(bool, missing_checksums) = false;
 };
 
 /// Copies the weights of one layer from a file into `module`.
@@ -29,14 +38,16 @@ struct WeightFileOptions {
 /// | ------------ | ----------------------------------------------------------------------- |
 /// | safetensors  | `save`, and Python's `safetensors`                                      |
 /// | index        | Hugging Face, for models in several files of the other formats:         |
-/// |              | `model.safetensors.index.json`; it may name files in its own folder only |
+/// |              | `model.safetensors.index.json`; it may name files in its own folder     |
+/// |              | only, of which those with the layer's tensors must be there             |
 /// | `torch.save` | Python: `torch.save(module.state_dict(), path)`, PyTorch 1.6 or later; |
 /// |              | C++: `torch::save(module, path)`, of this module, of torch's, or of a   |
 /// |              | model that holds one                                                    |
 ///
 /// In a file of `torch.save`, a tensor in a dictionary inside of another has the keys of both
 /// in its name: in the checkpoint `{"epoch": 3, "model": module.state_dict()}` the layer's
-/// prefix is `model`. Pickled modules, TorchScript and the form before PyTorch 1.6 are refused.
+/// prefix is `model`. Objects of classes that are not known are passed over, without being built.
+/// Pickled modules, TorchScript and the form before PyTorch 1.6 are refused.
 ///
 /// Strict, and all or nothing: missing and unexpected tensors, shapes and dtypes that differ
 /// are all listed in one `c10::Error`, and the module is left as it was. Tensors outside the

@@ -53,6 +53,12 @@ std::vector<int64_t> checked_indices(const at::Tensor& indices, int64_t batch) {
   return result;
 }
 
+int64_t checked_length(const char* name, int64_t length) {
+  TORCH_CHECK(length >= 0, "KVCache::crop: ", name, ": expected at least 0 tokens, found ",
+              length);
+  return length;
+}
+
 }  // namespace
 
 KVCache::KVCache(KVCacheOptions options)
@@ -98,7 +104,21 @@ at::Tensor KVCache::next_positions() const {
 }
 
 void KVCache::crop(int64_t length) {
-  state().crop(length);
+  state().crop(std::vector<int64_t>(static_cast<size_t>(batch_size()),
+                                    checked_length("length", length)));
+}
+
+void KVCache::crop(const at::Tensor& lengths) {
+  const auto given =
+      detail::given_tensor({"KVCache::crop", "lengths"}, lengths, detail::Numbers::integers);
+  TORCH_CHECK(lengths.dim() == 1 && lengths.size(0) == batch_size(),
+              "KVCache::crop: lengths: expected shape (N) = (", batch_size(), "), found ",
+              lengths.sizes());
+  const auto on_cpu = given.to(at::kCPU, at::kLong).contiguous();
+  const int64_t* data = on_cpu.data_ptr<int64_t>();
+  const std::vector<int64_t> each(data, data + on_cpu.numel());
+  for (const int64_t length : each) checked_length("lengths", length);
+  state().crop(each);
 }
 
 void KVCache::reset() {

@@ -274,17 +274,17 @@ CachedKeys KVCacheState::held() const {
   return {keys.narrow(2, 0, longest()), values.narrow(2, 0, longest())};
 }
 
-void KVCacheState::crop(int64_t length) {
-  TORCH_CHECK(length >= 0, "KVCache::crop: length: expected at least 0 tokens, found ", length);
+void KVCacheState::crop(const std::vector<int64_t>& to) {
   for (size_t i = 0; i < lengths.size(); ++i) {
     TORCH_CHECK(
-        dropped[i] + lengths[i] <= length || dropped[i] <= length - needed(length),
+        dropped[i] + lengths[i] <= to[i] || dropped[i] <= to[i] - needed(to[i]),
         "KVCache::crop: length: expected a position whose window the cache still holds, "
         "which begins at token ",
-        dropped[i], ", found ", length, " with window ", options.window().value_or(0));
+        dropped[i], " of sample ", i, ", found ", to[i], " with window ",
+        options.window().value_or(0));
   }
   for (size_t i = 0; i < lengths.size(); ++i) {
-    lengths[i] = std::min(lengths[i], length - dropped[i]);
+    lengths[i] = std::min(lengths[i], to[i] - dropped[i]);
   }
 }
 

@@ -48,7 +48,8 @@ class KVCacheState {
   std::vector<int64_t> next_positions(int64_t n) const;
   /// Throws if the tokens that are held are those of another layer.
   void check_layer(const LayerToken& other) const;
-  void crop(int64_t length);
+  /// Forgets of each sample the tokens at positions from that of its own length on.
+  void crop(const std::vector<int64_t>& to);
   void reset();
   void reorder(const std::vector<int64_t>& from);
   void to(at::Device device);

@@ -9,7 +9,7 @@ namespace {
 // The order is the reference implementation's, which sorts the tensors of a file by it. Types
 // without a counterpart in every supported LibTorch are known by size, so that a file with such
 // a tensor can be checked and its other tensors read.
-constexpr std::array<DtypeInfo, 20> kDtypes = {{
+constexpr std::array<DtypeInfo, 22> kDtypes = {{
     {"BOOL", "bool", 8, at::kBool},
     {"F4", "", 4, {}},
     {"F6_E2M3", "", 6, {}},
@@ -19,6 +19,8 @@ constexpr std::array<DtypeInfo, 20> kDtypes = {{
     {"F8_E5M2", "float8_e5m2", 8, {}},
     {"F8_E4M3", "float8_e4m3fn", 8, {}},
     {"F8_E8M0", "float8_e8m0fnu", 8, {}},
+    {"F8_E4M3FNUZ", "float8_e4m3fnuz", 8, {}},
+    {"F8_E5M2FNUZ", "float8_e5m2fnuz", 8, {}},
     {"I16", "int16", 16, at::kShort},
     {"U16", "uint16", 16, {}},
     {"F16", "float16", 16, at::kHalf},

@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "files/excerpt.h"
 #include "files/pickle_op.h"
 
 namespace mha::detail {
@@ -14,8 +13,9 @@ using Kind = PickleValue::Kind;
 
 std::string_view kind_name(Kind kind) {
   constexpr std::string_view names[] = {
-      "None",   "a bool",   "an integer", "a float",   "a string",  "a tuple", "a list",
-      "a dict", "a global", "a call",     "a storage", "an object", "a mark"};
+      "None",      "a bool",    "an integer",      "a float",  "a string",
+      "a tuple",   "a list",    "a dict",          "a global", "a call",
+      "a storage", "an object", "an opaque value", "a mark"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -23,8 +23,8 @@ std::string_view kind_name(Kind kind) {
 
 class PickleMachine {
  public:
-  PickleMachine(Pickle& pickle, const std::function<bool(const std::string&)>& allowed)
-      : pickle_(pickle), text_(pickle.text_), allowed_(allowed) {}
+  PickleMachine(Pickle& pickle, const std::function<bool(const std::string&)>& known)
+      : pickle_(pickle), text_(pickle.text_), known_(known) {}
 
   void run() {
     if (text_.substr(0, 2) != "\x80\x02") {
@@ -153,12 +153,13 @@ class PickleMachine {
     if (count % 2 != 0) fail("expected pairs of key and value, found ", count, " values");
     const size_t begin = stack_.size() - count;
     const size_t below = begin - (marked ? 1 : 0);
-    if (below == 0 || stack_[below - 1].kind != Kind::dict) {
+    const Kind owner = below == 0 ? Kind::mark : stack_[below - 1].kind;
+    if (owner != Kind::dict && owner != Kind::opaque) {
       fail("expected a dict to set items of, found ",
-           below == 0 ? "nothing" : kind_name(stack_[below - 1].kind));
+           below == 0 ? "nothing" : kind_name(owner));
     }
-    Pickle::Dict& dict = pickle_.dicts_[stack_[below - 1].index];
-    for (size_t i = begin; i < stack_.size(); i += 2) {
+    for (size_t i = begin; owner == Kind::dict && i < stack_.size(); i += 2) {
+      Pickle::Dict& dict = pickle_.dicts_[stack_[below - 1].index];
       charge(sizeof(Pickle::Pair));
       const size_t added = pickle_.pairs_.size();
       pickle_.pairs_.push_back({stack_[i], stack_[i + 1], 0});
@@ -179,17 +180,12 @@ class PickleMachine {
       position_ = end + 1;
     }
     push_text(Kind::global, text_.substr(begin, position_ - 1 - begin));
-    const std::string name = pickle_.global(top());
-    if (!allowed_(name)) {
-      fail("the global ", excerpt(name), " is not allowed: only tensors and plain values in ",
-           "dictionaries are read; in Python, torch.save(module.state_dict(), path) writes "
-           "such ",
-           "a file");
-    }
+    if (!known_(pickle_.global(top()))) top().kind = Kind::opaque;
   }
 
   void reduce() {
     const PickleValue arguments = pop(Kind::tuple);
+    if (top().kind == Kind::opaque) return;  // what a call of it returns
     const PickleValue callee = pop(Kind::global);
     if (pickle_.global(callee) == "collections.OrderedDict") {
       if (arguments.count != 0) fail("collections.OrderedDict: expected no arguments");
@@ -201,7 +197,11 @@ class PickleMachine {
 
   // A dict's attributes (a state dict's `_metadata`) are dropped.
   void build() {
-    const PickleValue state = pop(Kind::dict);
+    const PickleValue state = pop();
+    if (top().kind == Kind::opaque) return;
+    if (state.kind != Kind::dict) {
+      fail("expected ", kind_name(Kind::dict), ", found ", kind_name(state.kind));
+    }
     if (top().kind == Kind::dict) return;
     if (top().kind != Kind::object) {
       fail("expected an object to set the state of, found ", kind_name(top().kind));
@@ -231,13 +231,16 @@ class PickleMachine {
   void append(size_t count, bool marked) {
     for (size_t i = 0; i < count; ++i) pop();
     if (marked) drop_mark();
-    if (top().kind != Kind::list) {
+    if (top().kind != Kind::list && top().kind != Kind::opaque) {
       fail("expected a list to append to, found ", kind_name(top().kind));
     }
   }
 
   void step_integer(size_t size) {
-    if (size > 8) fail("expected an integer of at most 8 bytes, found one of ", size);
+    if (size > 8) {
+      take(size);
+      return push(Kind::opaque);
+    }
     const unsigned unused = 64 - 8 * static_cast<unsigned>(size);
     // Moved to the top and back, so that the sign spreads.
     const auto value =
@@ -267,11 +270,16 @@ class PickleMachine {
         return push(Kind::integer, static_cast<int64_t>(take_number(2)));
       case PickleOp::kLong1:
         return step_integer(take_number(1));
+      case PickleOp::kLong4:
+        return step_integer(take_number(4));
       case PickleOp::kBinFloat:
         take(8);
         return push(Kind::real);
       case PickleOp::kBinUnicode:
+      case PickleOp::kBinString:
         return push_text(Kind::string, take(take_number(4)));
+      case PickleOp::kShortBinString:
+        return push_text(Kind::string, take(take_number(1)));
       case PickleOp::kEmptyTuple:
         return push_tuple(0);
       case PickleOp::kTuple: {
@@ -306,9 +314,17 @@ class PickleMachine {
         return reduce();
       case PickleOp::kNewObj: {
         const PickleValue arguments = pop(Kind::tuple);
+        if (top().kind == Kind::opaque) return;
         if (arguments.count != 0) fail("expected an object made without arguments");
         return push_node(Kind::object, pop(Kind::global), PickleValue());
       }
+      case PickleOp::kPop:
+        if (!stack_.empty() && stack_.back().kind == Kind::mark) return drop_mark();
+        pop();
+        return;
+      case PickleOp::kPopMark:
+        for (size_t count = above_mark(); count > 0; --count) pop();
+        return drop_mark();
       case PickleOp::kBuild:
         return build();
       case PickleOp::kBinPersId:
@@ -328,15 +344,15 @@ class PickleMachine {
 
   Pickle& pickle_;
   const std::string_view text_;
-  const std::function<bool(const std::string&)>& allowed_;
+  const std::function<bool(const std::string&)>& known_;
   size_t position_ = 0, op_at_ = 0, used_ = 0;
   std::deque<PickleValue> stack_, memo_;
 };
 
 Pickle::Pickle(std::string where, std::string text,
-               const std::function<bool(const std::string&)>& allowed)
+               const std::function<bool(const std::string&)>& known)
     : where_(std::move(where)), text_(std::move(text)) {
-  PickleMachine(*this, allowed).run();
+  PickleMachine(*this, known).run();
 }
 
 std::string_view Pickle::string(const PickleValue& value) const {
@@ -345,9 +361,10 @@ std::string_view Pickle::string(const PickleValue& value) const {
 }
 
 std::string Pickle::global(const PickleValue& value) const {
-  TORCH_INTERNAL_ASSERT(value.kind == PickleValue::Kind::global);
+  TORCH_INTERNAL_ASSERT(value.kind == PickleValue::Kind::global ||
+                        value.kind == PickleValue::Kind::opaque);
   std::string name = text_.substr(value.index, value.count);
-  name[name.find('\n')] = '.';
+  if (!name.empty()) name[name.find('\n')] = '.';
   return name;
 }
 

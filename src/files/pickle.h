@@ -23,6 +23,8 @@ struct PickleValue {
     call,        // of a global with a tuple: what it would return is the reader's to say
     persistent,  // an object outside of the pickle, named by a tuple
     object,      // of a class, with a dict as its state
+    opaque,      // what is not known: a global, whose name is kept as that of a global, and all
+                 // that comes of it; an integer of more than 8 bytes, without a name
     mark,        // of the machine
   };
   Kind kind = Kind::none;
@@ -35,24 +37,26 @@ struct PickleValue {
 };
 
 /// A pickle, taken apart by a machine that does nothing else: it knows protocol 2 with the
-/// operations that state dicts need, names globals but never looks them up, and notes calls but
-/// never makes them. So whatever a file says, nothing in it is executed.
+/// operations that state dicts and checkpoints need, names globals but never looks them up, and
+/// notes calls but never makes them. So whatever a file says, nothing in it is executed. A
+/// global that is not `known` is opaque, and so is what a call of it would return: that is
+/// never built, and what would be its state or its items is dropped.
 ///
-/// Anything else is refused by its name: other operations, globals that `allowed` refuses,
-/// values of more than `kMaxPickleMemory` bytes in all.
+/// Anything else is refused by its name: other operations, values of more than
+/// `kMaxPickleMemory` bytes in all.
 /// Source of the format: CPython, Lib/pickletools.py.
 class Pickle {
  public:
   /// Throws `c10::Error` that starts with `where`, which names the file and the entry.
-  /// `allowed` is asked for each global, "module.name", and throws or says no.
+  /// `known` is asked for each global, "module.name", and may throw.
   Pickle(std::string where, std::string text,
-         const std::function<bool(const std::string& global)>& allowed);
+         const std::function<bool(const std::string& global)>& known);
 
   /// What the pickle is.
   const PickleValue& root() const { return root_; }
 
   std::string_view string(const PickleValue& value) const;
-  /// "module.name" of a global.
+  /// "module.name" of a global, or of an opaque value; empty if it has none.
   std::string global(const PickleValue& value) const;
   /// Element `i` of a tuple, which has it.
   const PickleValue& element(const PickleValue& tuple, size_t i) const;

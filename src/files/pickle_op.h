@@ -13,8 +13,11 @@ enum class PickleOp : unsigned char {
   kBinInt1 = 'K',
   kBinInt2 = 'M',
   kLong1 = 0x8a,
+  kLong4 = 0x8b,
   kBinFloat = 'G',
   kBinUnicode = 'X',
+  kBinString = 'T',       // of Python 2
+  kShortBinString = 'U',  // of Python 2
   kEmptyTuple = ')',
   kTuple = 't',
   kTuple1 = 0x85,
@@ -30,6 +33,8 @@ enum class PickleOp : unsigned char {
   kReduce = 'R',
   kNewObj = 0x81,
   kBuild = 'b',
+  kPop = '0',
+  kPopMark = '1',
   kBinPersId = 'Q',
   kBinPut = 'q',
   kLongBinPut = 'r',

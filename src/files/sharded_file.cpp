@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "files/excerpt.h"
@@ -116,7 +117,8 @@ void check_shard_name(const std::string& path, const std::string& shard) {
 
 }  // namespace
 
-ShardedFile::ShardedFile(std::string path) : path_(std::move(path)) {
+ShardedFile::ShardedFile(std::string path, Checksums checksums)
+    : path_(std::move(path)), checksums_(checksums) {
   {
     InputFile file(path_);
     TORCH_CHECK(file.size() <= kMaxIndexSize, path_, ": expected an index of at most ",
@@ -128,20 +130,10 @@ ShardedFile::ShardedFile(std::string path) : path_(std::move(path)) {
     nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
     shard_of_ = handler.take();
   }
-  std::map<std::string, std::vector<const std::string*>> names;
-  for (const auto& [name, shard] : shard_of_) names[shard].push_back(&name);
-  TORCH_CHECK(names.size() <= kMaxShards, path_, ": weight_map: expected at most ", kMaxShards,
-              " files, found ", names.size());
-  for (const auto& [shard, shard_names] : names) check_shard_name(path_, shard);
-  for (const auto& [shard, shard_names] : names) {
-    const TensorSource& file = open(shard);
-    for (const std::string* name : shard_names) {
-      const auto found = file.entries().find(*name);
-      TORCH_CHECK(found != file.entries().end(), path_, ": tensor ", excerpt(*name),
-                  ": expected it in ", excerpt(shard), ", found it missing there");
-      entries_.insert(*found);
-    }
-  }
+  for (const auto& [name, shard] : shard_of_) undescribed_[shard].push_back(&name);
+  TORCH_CHECK(undescribed_.size() <= kMaxShards, path_, ": weight_map: expected at most ",
+              kMaxShards, " files, found ", undescribed_.size());
+  for (const auto& [shard, names] : undescribed_) check_shard_name(path_, shard);
 }
 
 std::vector<std::string> ShardedFile::files() const {
@@ -152,17 +144,52 @@ std::vector<std::string> ShardedFile::files() const {
   return files;
 }
 
+const TensorEntries& ShardedFile::entries() const {
+  for (const auto& [name, shard] : shard_of_) find(name);
+  return entries_;
+}
+
+void ShardedFile::visit_names(const std::string& start,
+                              const std::function<bool(const std::string& name)>& visit) const {
+  for (auto at = shard_of_.lower_bound(start); at != shard_of_.end() && visit(at->first);) ++at;
+}
+
+const TensorEntry* ShardedFile::find(const std::string& name) const {
+  const auto place = shard_of_.find(name);
+  if (place == shard_of_.end()) return nullptr;
+  describe(place->second, name);
+  const auto found = entries_.find(name);
+  TORCH_CHECK(found != entries_.end(), path_, ": tensor ", excerpt(name), ": expected it in ",
+              excerpt(place->second), ", found it missing there");
+  return &found->second;
+}
+
 std::string ShardedFile::path_of(const std::string& shard) const {
   return std::filesystem::path(path_).replace_filename(shard).string();
 }
 
-TensorSource& ShardedFile::open(const std::string& shard) {
+TensorSource& ShardedFile::open(const std::string& shard) const {
   if (open_shard_ != shard) {
     shard_.reset();
-    shard_ = open_tensors(path_of(shard), Shards::refused);
+    open_shard_.clear();
+    shard_ = open_tensors(path_of(shard), checksums_, Shards::refused);
     open_shard_ = shard;
   }
   return *shard_;
+}
+
+void ShardedFile::describe(const std::string& shard, const std::string& wanted) const {
+  const auto names = undescribed_.find(shard);
+  if (names == undescribed_.end()) return;
+  std::error_code ignored;
+  TORCH_CHECK(std::filesystem::exists(path_of(shard), ignored), path_, ": tensor ",
+              excerpt(wanted), ": expected it in ", path_of(shard), ", found no such file");
+  const TensorEntries& all = open(shard).entries();
+  for (const std::string* name : names->second) {
+    const auto found = all.find(*name);
+    if (found != all.end()) entries_.insert(*found);
+  }
+  undescribed_.erase(names);
 }
 
 at::Tensor ShardedFile::read(const std::string& name) {

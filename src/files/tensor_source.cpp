@@ -41,13 +41,23 @@ constexpr KnownFormat kKnownFormats[] = {
 
 }  // namespace
 
-const TensorEntry& TensorSource::readable(const std::string& name) const {
+void TensorSource::visit_names(
+    const std::string& start, const std::function<bool(const std::string& name)>& visit) const {
+  const TensorEntries& all = entries();
+  for (auto at = all.lower_bound(start); at != all.end() && visit(at->first);) ++at;
+}
+
+const TensorEntry* TensorSource::find(const std::string& name) const {
   const auto found = entries().find(name);
-  TORCH_CHECK(found != entries().end(), path(), ": tensor ", excerpt(name),
-              ": not in the file");
-  TORCH_CHECK(found->second.dtype->type.has_value(), path(), ": tensor ", excerpt(name),
-              ": expected a dtype that can be read, found ", found->second.dtype->name);
-  return found->second;
+  return found == entries().end() ? nullptr : &found->second;
+}
+
+const TensorEntry& TensorSource::readable(const std::string& name) const {
+  const TensorEntry* found = find(name);
+  TORCH_CHECK(found != nullptr, path(), ": tensor ", excerpt(name), ": not in the file");
+  TORCH_CHECK(found->dtype->type.has_value(), path(), ": tensor ", excerpt(name),
+              ": expected a dtype that can be read, found ", found->dtype->name);
+  return *found;
 }
 
 void TensorSource::check_bools(const std::string& name, const at::Tensor& bytes) const {
@@ -59,7 +69,8 @@ void TensorSource::check_bools(const std::string& name, const at::Tensor& bytes)
               bad - begin);
 }
 
-std::unique_ptr<TensorSource> open_tensors(const std::string& path, Shards shards) {
+std::unique_ptr<TensorSource> open_tensors(const std::string& path, Checksums checksums,
+                                           Shards shards) {
   std::string begin;
   bool has_header = false;  // as safetensors files have, whose length comes first
   {
@@ -76,12 +87,12 @@ std::unique_ptr<TensorSource> open_tensors(const std::string& path, Shards shard
   };
   // Whole and empty archives. Read as the length of a safetensors header, both are too long.
   if (starts_with({"PK\3\4", 4}) || starts_with({"PK\5\6", 4})) {
-    return std::make_unique<TorchFile>(path);
+    return std::make_unique<TorchFile>(path, checksums);
   }
   if (!has_header && without_leading_space(begin).substr(0, 1) == "{") {
     TORCH_CHECK(shards == Shards::allowed, path,
                 ": expected a file with tensors, found another index");
-    return std::make_unique<ShardedFile>(path);
+    return std::make_unique<ShardedFile>(path, checksums);
   }
   for (const KnownFormat& known : kKnownFormats) {
     TORCH_CHECK(has_header || !starts_with(known.begin), path,

@@ -3,12 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "files/checksums.h"
 #include "files/dtype.h"
 
 namespace mha::detail {
@@ -35,8 +37,19 @@ class TensorSource {
   virtual std::string_view format() const = 0;
   /// Every file that it consists of: of an index, this and the files that it names.
   virtual std::vector<std::string> files() const { return {path()}; }
+  /// What it says of every tensor. Of an index, each of the files has to be there for that.
   virtual const TensorEntries& entries() const = 0;
   virtual const Metadata& metadata() const = 0;
+
+  /// How many tensors there are, whether one has that name, and their names from `start` on, in
+  /// order, until `visit` returns false. Of an index, by its own word: no other file is opened.
+  virtual size_t size() const { return entries().size(); }
+  virtual bool has(const std::string& name) const { return entries().count(name) != 0; }
+  virtual void visit_names(const std::string& start,
+                           const std::function<bool(const std::string& name)>& visit) const;
+  /// What it says of one tensor; null if it has none of that name. Of an index, the file with
+  /// the tensor is opened, and throws if it is not there or lacks the tensor.
+  virtual const TensorEntry* find(const std::string& name) const;
 
   /// The tensor of that name, on the CPU, contiguous, not shared with any other. Throws
   /// `c10::Error` if there is none, if its dtype has no counterpart in LibTorch, or if the file
@@ -57,8 +70,10 @@ class TensorSource {
 enum class Shards { allowed, refused };
 
 /// Opens a weight file; its first bytes tell the format, not its name. Throws `c10::Error` that
-/// starts with the path and names the format of files that cannot be read.
+/// starts with the path and names the format of files that cannot be read. Only archives of
+/// torch.save have checksums.
 std::unique_ptr<TensorSource> open_tensors(const std::string& path,
+                                           Checksums checksums = Checksums::required,
                                            Shards shards = Shards::allowed);
 
 }  // namespace mha::detail

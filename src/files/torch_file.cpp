@@ -34,7 +34,8 @@ std::string archive_root(const std::string& path,
 
 }  // namespace
 
-TorchFile::TorchFile(const std::string& path) : file_(path), archive_(file_) {
+TorchFile::TorchFile(const std::string& path, Checksums checksums)
+    : file_(path), archive_(file_, checksums) {
   const auto& entries = archive_.entries();
   const std::string root = archive_root(path, entries);
   const auto byte_order = entries.find(root + "/byteorder");

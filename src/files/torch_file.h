@@ -19,7 +19,7 @@ namespace mha::detail {
 class TorchFile : public TensorSource {
  public:
   /// Throws `c10::Error` that starts with the path for anything that is not such a file.
-  explicit TorchFile(const std::string& path);
+  explicit TorchFile(const std::string& path, Checksums checksums = Checksums::required);
 
   const std::string& path() const override { return file_.path(); }
   std::string_view format() const override { return "torch.save"; }

@@ -4,14 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cctype>
-#include <iterator>
 #include <limits>
 #include <string_view>
 #include <utility>
 
 #include "files/excerpt.h"
 #include "files/pickle.h"
+#include "files/torch_globals.h"
 
 namespace mha::detail {
 namespace {
@@ -23,84 +22,8 @@ constexpr size_t kMaxTorchTensors = 16384;  // a shared dictionary could stand f
 constexpr size_t kMaxNamesSize = 2 << 20;
 constexpr size_t kMaxTensorRank = 64;
 
-// The storage classes of Python's torch, and what files hold for them.
-struct StorageClass {
-  std::string_view name, dtype;
-};
-constexpr StorageClass kStorageClasses[] = {
-    {"FloatStorage", "float32"},
-    {"DoubleStorage", "float64"},
-    {"HalfStorage", "float16"},
-    {"BFloat16Storage", "bfloat16"},
-    {"LongStorage", "int64"},
-    {"IntStorage", "int32"},
-    {"ShortStorage", "int16"},
-    {"CharStorage", "int8"},
-    {"ByteStorage", "uint8"},
-    {"BoolStorage", "bool"},
-    {"ComplexFloatStorage", "complex64"},
-    {"ComplexDoubleStorage", "complex128"},
-    {"storage.UntypedStorage", "uint8"},
-    {"QInt8Storage", "qint8"},
-    {"QUInt8Storage", "quint8"},
-};
-
-// Types that safetensors files lack; only their size is known.
-constexpr DtypeInfo kOtherDtypes[] = {
-    {"C128", "complex128", 128, {}},
-    {"a quantized type", "qint8", 8, {}},
-    {"a quantized type", "quint8", 8, {}},
-};
-
-// `global` without "torch."; empty, which is no type, where it has none.
-std::string_view in_torch(std::string_view global) {
-  constexpr std::string_view begin = "torch.";
-  return global.substr(0, begin.size()) == begin ? global.substr(begin.size()) : "";
-}
-
-// The type that torch calls by that name, or that a storage class of that name holds; null if
-// there is none.
-const DtypeInfo* dtype_named(std::string_view torch_name) {
-  const auto* found =
-      std::find_if(std::begin(kOtherDtypes), std::end(kOtherDtypes),
-                   [&](const DtypeInfo& dtype) { return dtype.torch_name == torch_name; });
-  return found != std::end(kOtherDtypes) ? found : find_torch_dtype(torch_name);
-}
-const DtypeInfo* dtype_of_storage(std::string_view class_name) {
-  const auto* found =
-      std::find_if(std::begin(kStorageClasses), std::end(kStorageClasses),
-                   [&](const StorageClass& storage) { return storage.name == class_name; });
-  return found == std::end(kStorageClasses) ? nullptr : dtype_named(found->dtype);
-}
-
-constexpr std::string_view kRebuilds[] = {
-    "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
-    "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"};
-
-// What C++'s torch::save calls its modules: "__torch__.Module" and
-// "__torch__.___torch_mangle_7.Module".
-bool is_cpp_module(std::string_view global) {
-  if (global == "__torch__.Module") return true;
-  constexpr std::string_view begin = "__torch__.___torch_mangle_", end = ".Module";
-  if (global.size() <= begin.size() + end.size() || global.substr(0, begin.size()) != begin ||
-      global.substr(global.size() - end.size()) != end) {
-    return false;
-  }
-  global = global.substr(begin.size(), global.size() - begin.size() - end.size());
-  return std::all_of(global.begin(), global.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-bool is_allowed(const std::string& where, const std::string& global) {
-  if (global == "collections.OrderedDict" || global == "torch.Size" || is_cpp_module(global)) {
-    return true;
-  }
-  TORCH_CHECK(global.rfind("__torch__.", 0) != 0, where, ": ", excerpt(global),
-              ": a TorchScript archive holds code, which is not read: in Python, "
-              "torch.save(torch.jit.load(path).state_dict(), other_path) writes its weights");
-  return std::find(std::begin(kRebuilds), std::end(kRebuilds), global) != std::end(kRebuilds) ||
-         dtype_of_storage(in_torch(global)) != nullptr ||
-         dtype_named(in_torch(global)) != nullptr;
-}
+// What is known of a tensor that is not read.
+constexpr DtypeInfo kOtherTensor = {"a tensor of another kind", "", 8, {}};
 
 class TorchTensors {
  public:
@@ -110,9 +33,9 @@ class TorchTensors {
 
   std::map<std::string, TensorView> collect() {
     const PickleValue* root = dict_of(pickle_.root());
-    TORCH_CHECK(root != nullptr, path_,
-                ": expected a dictionary of tensors, found another value; in Python, "
-                "torch.save(module.state_dict(), path) writes one");
+    TORCH_CHECK(root != nullptr, path_, ": expected a dictionary of tensors, found ",
+                kind_of_root(),
+                "; in Python, torch.save(module.state_dict(), path) writes one");
     collect(*root, "", 0);
     return std::move(views_);
   }
@@ -121,6 +44,13 @@ class TorchTensors {
   template <typename... What>
   [[noreturn]] void fail(const What&... what) const {
     TORCH_CHECK(false, path_, ": tensor ", excerpt(name_), ": ", what...);
+  }
+
+  std::string kind_of_root() const {
+    const PickleValue& root = pickle_.root();
+    const std::string name =
+        root.kind == PickleKind::opaque ? pickle_.global(root) : std::string();
+    return name.empty() ? "another value" : "an object of " + excerpt(name);
   }
 
   // The dictionary that a value is, or has as its state; null if none.
@@ -153,8 +83,7 @@ class TorchTensors {
   }
 
   bool is_tensor(const PickleValue& call) const {
-    const std::string callee = pickle_.global(pickle_.callee(call));
-    return std::find(std::begin(kRebuilds), std::end(kRebuilds), callee) != std::end(kRebuilds);
+    return torch_rebuild(pickle_.global(pickle_.callee(call))) != Rebuild::none;
   }
 
   void add(std::string name, const PickleValue& call) {
@@ -178,22 +107,66 @@ class TorchTensors {
   }
 
   // What the call of a rebuilding function gives.
-  TensorView tensor(PickleValue call) const {
-    std::string callee = pickle_.global(pickle_.callee(call));
-    PickleValue arguments = pickle_.arguments(call);
-    if (callee == kRebuilds[2] || callee == kRebuilds[3]) {  // of a Parameter: its data first
-      if (arguments.count < 3) fail("parameter: expected 3 arguments");
-      call = argument(arguments, 0, PickleKind::call, "parameter: data");
-      callee = pickle_.global(pickle_.callee(call));
-      arguments = pickle_.arguments(call);
+  TensorView tensor(const PickleValue& call) const {
+    const std::string callee = pickle_.global(pickle_.callee(call));
+    const PickleValue& arguments = pickle_.arguments(call);
+    switch (torch_rebuild(callee)) {
+      case Rebuild::tensor:
+      case Rebuild::tensor_v2:
+      case Rebuild::tensor_v3:
+        return plain_tensor(callee, arguments);
+      case Rebuild::parameter: {  // its data first
+        if (arguments.count < 3) fail("parameter: expected 3 arguments");
+        const auto& data = argument(arguments, 0, PickleKind::call, "parameter: data");
+        return tensor_within(pickle_.global(pickle_.callee(data)), pickle_.arguments(data));
+      }
+      case Rebuild::from_type: {
+        if (arguments.count < 3) fail("expected 4 arguments of ", callee);
+        const auto& type = pickle_.element(arguments, 1);
+        if (type.kind != PickleKind::global || !is_plain_tensor_type(pickle_.global(type))) {
+          break;
+        }
+        return tensor_within(
+            pickle_.global(argument(arguments, 0, PickleKind::global, "function")),
+            argument(arguments, 2, PickleKind::tuple, "arguments"));
+      }
+      case Rebuild::other:
+        break;
+      case Rebuild::none:
+        fail("expected a tensor, found ", excerpt(callee));
     }
-    const bool typed = callee == kRebuilds[0];
-    if (!typed && callee != kRebuilds[1]) fail("expected a tensor, found ", excerpt(callee));
-    const size_t least = typed ? 6 : 7, found = arguments.count;
-    if (found < least || found > least + 1) {
-      fail("expected ", least, " or ", least + 1, " arguments of ", callee, ", found ", found);
+    return other_tensor();
+  }
+
+  // The tensor inside of another's call, which may not hold one in its turn.
+  TensorView tensor_within(const std::string& callee, const PickleValue& arguments) const {
+    switch (torch_rebuild(callee)) {
+      case Rebuild::tensor:
+      case Rebuild::tensor_v2:
+      case Rebuild::tensor_v3:
+        return plain_tensor(callee, arguments);
+      case Rebuild::none:
+        fail("expected a tensor, found ", excerpt(callee));
+      default:
+        return other_tensor();
     }
-    if (found == least + 1) {  // flags such as "negative", without which the values are wrong
+  }
+
+  static TensorView other_tensor() {
+    TensorView view;
+    view.dtype = &kOtherTensor;
+    return view;
+  }
+
+  TensorView plain_tensor(const std::string& callee, const PickleValue& arguments) const {
+    const Rebuild rebuild = torch_rebuild(callee);
+    const size_t least = rebuild == Rebuild::tensor ? 4 : rebuild == Rebuild::tensor_v2 ? 6 : 7;
+    const size_t most = rebuild == Rebuild::tensor ? 4 : least + 1, found = arguments.count;
+    if (found < least || found > most) {
+      fail("expected ", least, least == most ? "" : " or " + std::to_string(most),
+           " arguments of ", callee, ", found ", found);
+    }
+    if (found > least) {  // flags such as "negative", without which the values are wrong
       const PickleValue& flags = pickle_.element(arguments, least);
       bool any = flags.kind != PickleKind::dict && flags.kind != PickleKind::none;
       if (flags.kind == PickleKind::dict) {
@@ -203,10 +176,12 @@ class TorchTensors {
     }
     TensorView view;
     const int64_t bytes = storage(arguments, view);
-    if (!typed) {
+    if (rebuild == Rebuild::tensor_v3) {
+      const PickleValue& dtype = pickle_.element(arguments, 6);
+      if (dtype.kind == PickleKind::opaque) return other_tensor();
       const std::string name =
           pickle_.global(argument(arguments, 6, PickleKind::global, "dtype"));
-      view.dtype = dtype_named(in_torch(name));
+      view.dtype = torch_dtype(name);
       if (view.dtype == nullptr) fail("dtype: expected one, found ", excerpt(name));
     }
     view.offset = argument(arguments, 1, PickleKind::integer, "offset").number;
@@ -227,7 +202,7 @@ class TorchTensors {
     }
     const auto& type_global = argument(tuple, 1, PickleKind::global, "storage: type");
     const std::string type = pickle_.global(type_global);
-    view.dtype = dtype_of_storage(in_torch(type));
+    view.dtype = torch_storage_dtype(type);
     if (view.dtype == nullptr) fail("storage: expected a type, found ", excerpt(type));
     const auto& key = argument(tuple, 2, PickleKind::string, "storage: key");
     argument(tuple, 3, PickleKind::string, "storage: device");
@@ -315,8 +290,9 @@ std::map<std::string, TensorView> torch_tensors(
     const std::string& path, std::string pickle_text, const std::string& root,
     const std::map<std::string, ZipEntry>& entries) {
   const std::string where = path + ": " + root + "/data.pkl";
-  const Pickle pickle(where, std::move(pickle_text),
-                      [&](const std::string& global) { return is_allowed(where, global); });
+  const Pickle pickle(where, std::move(pickle_text), [&](const std::string& global) {
+    return is_known_global(where, global);
+  });
   return TorchTensors(path, pickle, root, entries).collect();
 }
 

@@ -22,7 +22,8 @@ struct TensorView {
 /// a dictionary (a state dict, or a checkpoint with one inside) or a module of C++'s
 /// `torch::save`. A tensor's name is its key; that of a tensor in a dictionary or module inside
 /// is joined by dots: `state_dict.W_q.weight`. Everything else in the pickle (numbers, lists,
-/// keys that are no strings) is passed over.
+/// keys that are no strings, objects of classes that are not known) is passed over. Of a tensor
+/// that is not dense or of another class than torch's own, no more than the name is kept.
 ///
 /// Every storage must be an entry of `root/data/` of the size that the pickle says; a tensor's
 /// sizes, strides and offset must stay inside it, and it may not have more elements, so that no

@@ -261,16 +261,20 @@ class DirectoryReader {
 
 }  // namespace
 
-ZipArchive::ZipArchive(InputFile& file) : file_(file), entries_(DirectoryReader(file).read()) {}
+ZipArchive::ZipArchive(InputFile& file, Checksums checksums)
+    : file_(file), checksums_(checksums), entries_(DirectoryReader(file).read()) {}
 
 void ZipArchive::read(const std::string& name, const ZipEntry& entry, void* to) {
   TORCH_CHECK(entry.stored, file_.path(), ": zip: entry ", excerpt(name),
               ": expected stored bytes, found compressed ones, which torch.save never writes");
   file_.read(entry.begin, to, entry.size, "zip: entry " + excerpt(name));
+  if (entry.crc == 0 && checksums_ == Checksums::optional) return;
   const uint32_t found = crc32(to, static_cast<size_t>(entry.size));
   TORCH_CHECK(found == entry.crc, file_.path(), ": zip: entry ", excerpt(name),
-              ": expected the checksum ", entry.crc, ", found ", found,
-              ": the file is damaged, or was saved without checksums");
+              ": expected the checksum ", entry.crc, ", found ", found, ": the file is damaged",
+              entry.crc == 0 ? ", or was saved without checksums, which "
+                               "missing_checksums(true) would accept"
+                             : "");
 }
 
 std::string ZipArchive::read(const std::string& name, const ZipEntry& entry) {

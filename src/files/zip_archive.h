@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "files/checksums.h"
 #include "files/input_file.h"
 
 namespace mha::detail {
@@ -26,16 +27,18 @@ struct ZipEntry {
 class ZipArchive {
  public:
   /// Throws `c10::Error` that starts with the path of `file`, which has to outlive this.
-  explicit ZipArchive(InputFile& file);
+  explicit ZipArchive(InputFile& file, Checksums checksums = Checksums::required);
 
   const std::map<std::string, ZipEntry>& entries() const { return entries_; }
 
-  /// Reads an entry's `entry.size` bytes. Throws if it is compressed or its checksum is wrong.
+  /// Reads an entry's `entry.size` bytes. Throws if it is compressed or its checksum is wrong,
+  /// unless it has none and need not.
   void read(const std::string& name, const ZipEntry& entry, void* to);
   std::string read(const std::string& name, const ZipEntry& entry);
 
  private:
   InputFile& file_;
+  const Checksums checksums_;
   std::map<std::string, ZipEntry> entries_;
 };
 

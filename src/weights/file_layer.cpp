@@ -3,47 +3,14 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <optional>
-#include <set>
-#include <sstream>
 #include <utility>
 
 #include "files/excerpt.h"
+#include "weights/find_layers.h"
 #include "weights/options_metadata.h"
 
 namespace mha::detail {
 namespace {
-
-constexpr size_t kMaxListed = 8;
-
-// 'a', 'b' and 7 more
-template <typename Strings>
-std::string list(const Strings& strings) {
-  std::string text;
-  size_t listed = 0;
-  for (const auto& string : strings) {
-    if (listed == kMaxListed) {
-      return text + " and " + std::to_string(strings.size() - listed) + " more";
-    }
-    text += (text.empty() ? "" : ", ") + excerpt(string);
-    ++listed;
-  }
-  return text;
-}
-
-[[noreturn]] void fail_without_layer(const TensorSource& file, const WeightFileOptions& options,
-                                     const std::vector<std::string>& names) {
-  std::set<std::string> prefixes;
-  for (const auto& layer : find_layers(file, options.layout())) prefixes.insert(layer.prefix);
-  std::ostringstream text;
-  text << "expected an attention layer";
-  if (options.layout()) text << " in the " << *options.layout() << " layout";
-  text << " at prefix " << excerpt(options.prefix()) << ", found ";
-  text << (names.empty() ? "no name that begins with it" : "the names " + list(names));
-  text << (prefixes.empty() ? "; the file has none at any prefix"
-                            : "; the file has one at " + list(prefixes));
-  TORCH_CHECK(false, file.path(), ": ", text.str());
-}
 
 using Shape = std::vector<int64_t>;
 
@@ -51,24 +18,8 @@ bool is_matrix(const Shape* shape) {
   return shape != nullptr && shape->size() == 2 && (*shape)[0] > 0 && (*shape)[1] > 0;
 }
 
-// The tensor of a layout that holds a parameter; null if it has no place for it.
-const LayoutTensor* tensor_with(const std::vector<LayoutTensor>& tensors,
-                                const std::string& parameter) {
-  for (const LayoutTensor& tensor : tensors) {
-    const auto& held = tensor.parameters;
-    if (std::find(held.begin(), held.end(), parameter) != held.end()) return &tensor;
-  }
-  return nullptr;
-}
-
 bool is_packed(const std::vector<LayoutTensor>& tensors) {
   return tensor_with(tensors, "W_q.weight") == tensor_with(tensors, "W_k.weight");
-}
-
-const std::vector<LayoutTensor>& tensors_of(const Layout& layout, bool apart) {
-  const LayoutDescription& description = layout.description();
-  return apart && !description.tensors_apart.empty() ? description.tensors_apart
-                                                     : description.tensors;
 }
 
 // Those in use for a module with these parameters.
@@ -79,20 +30,8 @@ const std::vector<LayoutTensor>& tensors_for(const Layout& layout,
   return tensors_of(layout, query != key || query != value);
 }
 
-// The names of the input projections, which tell a layout. Those of the output projection, the
-// gate and `bias_k` would not: other models have an `out_proj.weight` too.
-std::set<std::string> telling_names(const Layout& layout) {
-  std::set<std::string> names;
-  for (const bool apart : {false, true}) {
-    for (const LayoutTensor& tensor : tensors_of(layout, apart)) {
-      const std::string& first = tensor.parameters[0];
-      if (first[0] == 'W' && first[2] != 'o' && first[2] != 'g') names.insert(tensor.name);
-    }
-  }
-  return names;
-}
+}  // namespace
 
-// The name of the tensor of one head, of a tensor that has one for each.
 std::string name_of_head(const std::string& name, int64_t head) {
   const size_t at = name.find("{}");
   return at == std::string::npos
@@ -100,150 +39,34 @@ std::string name_of_head(const std::string& name, int64_t head) {
              : name.substr(0, at) + std::to_string(head) + name.substr(at + 2);
 }
 
-// How well a layout goes with the names at a prefix.
-struct Match {
-  Layout layout;
-  std::set<std::string> told;  // its telling names that are there
-  size_t known = 0, missing = 0;
-  bool has_output = false;
-};
-
-Match match(const TensorSource& file, const std::string& prefix, const Layout& layout) {
-  Match match{layout, {}};
-  const auto has = [&](const std::string& name) {
-    return file.entries().count(join(prefix, name_of_head(name, 0))) != 0;
-  };
-  for (const std::string& name : telling_names(layout)) {
-    if (has(name)) match.told.insert(name);
-  }
-  const bool apart = has("q_proj_weight");
-  const auto& tensors = tensors_of(layout, apart);
-  const LayoutTensor* query_bias = tensor_with(tensors, "W_q.bias");
-  const bool has_biases = query_bias != nullptr && has(query_bias->name);
+const LayoutTensor* tensor_with(const std::vector<LayoutTensor>& tensors,
+                                const std::string& parameter) {
   for (const LayoutTensor& tensor : tensors) {
-    const std::string& first = tensor.parameters[0];
-    const bool is_there = has(tensor.name);
-    if (is_there) ++match.known;
-    const bool expected = first[0] == 'W' && first[2] != 'g' &&
-                          (first.back() == 't' || (has_biases && first[2] != 'o'));
-    if (!is_there && expected) ++match.missing;
-    if (is_there && first == "W_o.weight") match.has_output = true;
+    const auto& held = tensor.parameters;
+    if (std::find(held.begin(), held.end(), parameter) != held.end()) return &tensor;
   }
-  return match;
+  return nullptr;
 }
 
-// Those that the names do not tell apart: one, unless each has names that others lack.
-std::vector<Match> best(const std::vector<Match>& matches) {
-  std::vector<Match> left;
-  for (const Match& a : matches) {
-    const bool is_less = std::any_of(matches.begin(), matches.end(), [&](const Match& b) {
-      return b.told.size() > a.told.size() &&
-             std::includes(b.told.begin(), b.told.end(), a.told.begin(), a.told.end());
+const std::vector<LayoutTensor>& tensors_of(const Layout& layout, bool apart) {
+  const LayoutDescription& description = layout.description();
+  return apart && !description.tensors_apart.empty() ? description.tensors_apart
+                                                     : description.tensors;
+}
+
+const std::vector<LayoutTensor>& tensors_in_file(
+    const Layout& layout, const std::function<bool(const std::string& name)>& has) {
+  const auto& together = tensors_of(layout, false);
+  const auto& apart = tensors_of(layout, true);
+  const auto alone = [&](const std::vector<LayoutTensor>& tensors,
+                         const std::vector<LayoutTensor>& others) {
+    return std::count_if(tensors.begin(), tensors.end(), [&](const LayoutTensor& tensor) {
+      const auto is_same = [&](const LayoutTensor& other) { return other.name == tensor.name; };
+      return std::none_of(others.begin(), others.end(), is_same) && has(tensor.name);
     });
-    if (is_less) continue;
-    const auto same = std::find_if(left.begin(), left.end(),
-                                   [&](const Match& b) { return a.told == b.told; });
-    if (same == left.end()) {
-      left.push_back(a);
-    } else if (a.known > same->known || (a.known == same->known && a.missing < same->missing)) {
-      *same = a;
-    }
-  }
-  return left;
-}
-
-}  // namespace
-
-std::string join(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
-
-std::vector<std::string> names_at(const TensorSource& file, const std::string& prefix) {
-  std::vector<std::string> names;
-  const std::string start = join(prefix, "");
-  const auto& entries = file.entries();
-  for (auto at = entries.lower_bound(start); at != entries.end(); ++at) {
-    if (at->first.compare(0, start.size(), start) != 0) break;
-    names.push_back(at->first.substr(start.size()));
-  }
-  return names;
-}
-
-bool is_ignored(const Layout& layout, const std::string& name) {
-  const auto& ignored = layout.description().ignored;
-  return std::any_of(ignored.begin(), ignored.end(), [&](const std::string& pattern) {
-    const size_t size = pattern.size();
-    if (pattern.back() != '*') return name == pattern;
-    return name.compare(0, size - 1, pattern, 0, size - 1) == 0;
-  });
-}
-
-std::vector<FoundLayer> find_layers(const TensorSource& file,
-                                    const std::optional<Layout>& wanted) {
-  std::vector<Layout> layouts;
-  if (wanted) {
-    layouts.push_back(*wanted);
-  } else {
-    for (const Layout& layout : Layout::built_in()) {
-      if (layout.description().told_by_names) layouts.push_back(layout);
-    }
-  }
-  std::map<std::string, std::vector<size_t>> told_by;  // a telling name: whose
-  size_t max_parts = 0;
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    for (const std::string& name : telling_names(layouts[i])) {
-      told_by[name].push_back(i);
-      max_parts = std::max(max_parts, size_t(std::count(name.begin(), name.end(), '.')) + 1);
-    }
-  }
-  std::map<std::string, std::set<size_t>> candidates;  // by prefix
-  for (const auto& [name, entry] : file.entries()) {
-    // The ends of the name that begin behind a dot, and the name itself.
-    size_t start = name.size();
-    for (size_t part = 0; part < max_parts && start != 0; ++part) {
-      const size_t dot = start < 2 ? std::string::npos : name.rfind('.', start - 2);
-      start = dot == std::string::npos ? 0 : dot + 1;
-      const auto told = told_by.find(name.substr(start));
-      if (told == told_by.end() || start == 1) continue;
-      candidates[name.substr(0, start == 0 ? 0 : start - 1)].insert(told->second.begin(),
-                                                                    told->second.end());
-    }
-  }
-  std::vector<std::pair<std::string, Match>> found;
-  std::set<std::string> claimed;  // tensors of whole layers
-  for (const auto& [prefix, indices] : candidates) {
-    std::vector<Match> matches;
-    for (const size_t i : indices) matches.push_back(match(file, prefix, layouts[i]));
-    for (const Match& match : best(matches)) {
-      found.emplace_back(prefix, match);
-      if (!match.has_output) continue;
-      for (const std::string& name : match.told) claimed.insert(join(prefix, name));
-    }
-  }
-  std::vector<FoundLayer> layers;
-  for (const auto& [prefix, match] : found) {
-    // `self.query` of a layer in the bert layout is no layer of its own at `self`.
-    const bool is_part =
-        !match.has_output && std::any_of(match.told.begin(), match.told.end(),
-                                         [&, &prefix = prefix](const std::string& name) {
-                                           return claimed.count(join(prefix, name)) != 0;
-                                         });
-    if (!is_part) layers.push_back({prefix, match.layout});
-  }
-  return layers;
-}
-
-Layout find_layout(const TensorSource& file, const WeightFileOptions& options) {
-  std::vector<Layout> found;
-  for (const FoundLayer& layer : find_layers(file, options.layout())) {
-    if (layer.prefix == options.prefix()) found.push_back(layer.layout);
-  }
-  const std::vector<std::string> names = names_at(file, options.prefix());
-  if (found.empty()) fail_without_layer(file, options, names);
-  TORCH_CHECK(found.size() == 1, file.path(), ": expected the names of one layout at prefix ",
-              excerpt(options.prefix()), ", found those of ", found[0], " and ", found[1], ": ",
-              list(names), "; name the layout");
-  return found[0];
+  };
+  return &together != &apart && alone(apart, together) > alone(together, apart) ? apart
+                                                                                : together;
 }
 
 bool has_unnamed_bias(const Layout& layout, const ParameterShapes& parameters,
@@ -333,18 +156,20 @@ std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& la
 }
 
 ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layout,
-                                    const std::string& prefix,
+                                    const WeightFileOptions& where,
                                     std::optional<int64_t> num_heads) {
   if (!num_heads) num_heads = num_heads_in(file.path(), file.metadata());
   const auto shape_of = [&](const std::string& name) -> const Shape* {
-    const auto entry = file.entries().find(join(prefix, name_of_head(name, 0)));
-    return entry == file.entries().end() ? nullptr : &entry->second.shape;
+    const TensorEntry* entry = entry_at(file, where, name_of_head(name, 0));
+    return entry == nullptr ? nullptr : &entry->shape;
   };
   const LayoutDescription& spec = layout.description();
-  const auto& rows = tensors_of(layout, shape_of("q_proj_weight") != nullptr);
+  const auto& rows = tensors_in_file(layout, [&](const std::string& name) {
+    return file.has(join(where.prefix(), name_of_head(name, 0)));
+  });
   const LayoutTensor& query_row = *tensor_with(rows, "W_q.weight");
   const Shape* query = shape_of(query_row.name);
-  const std::string query_name = excerpt(join(prefix, query_row.name));
+  const std::string query_name = excerpt(join(where.prefix(), query_row.name));
   TORCH_CHECK(query != nullptr, file.path(), ": tensor ", query_name,
               ": missing; its shape tells the sizes of the layer");
   TORCH_CHECK(is_matrix(query), file.path(), ": tensor ", query_name,

@@ -2,6 +2,8 @@
 
 #include <mha/weight_file.h>
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -31,37 +33,26 @@ std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& la
 bool has_unnamed_bias(const Layout& layout, const ParameterShapes& parameters,
                       const std::string& bias);
 
-/// The layout of the layer at the prefix: the one named in `options`, or the one whose names
-/// are there. Throws `c10::Error` that lists what lies there, and the prefixes at which the
-/// file does have a layer, if there is not exactly one.
-Layout find_layout(const TensorSource& file, const WeightFileOptions& options);
-
-/// The parameters of the layer at `prefix`, as its tensors tell them. A tensor that is missing
-/// is taken to be there in the usual shape, so that a comparison with the file finds it.
-/// `num_heads`: if known, else that of the metadata. Throws `c10::Error` if the shapes tell no
-/// layer.
+/// The parameters of the layer at the prefix, as its tensors tell them. A tensor that is
+/// missing is taken to be there in the usual shape, so that a comparison with the file finds
+/// it. `num_heads`: if known, else that of the metadata. Throws `c10::Error` if the shapes tell
+/// no layer.
 ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layout,
-                                    const std::string& prefix,
+                                    const WeightFileOptions& where,
                                     std::optional<int64_t> num_heads = std::nullopt);
 
-/// A layer of a file, by the names of its input projections.
-struct FoundLayer {
-  std::string prefix;
-  Layout layout;
-};
+/// The tensors of a layout, or those in use where kdim and vdim are not d_model.
+const std::vector<LayoutTensor>& tensors_of(const Layout& layout, bool apart);
 
-/// The layers of all layouts that names tell, or of one, in the order of their prefixes. Where
-/// several have the same names, the one that knows most of what lies there and misses least.
-std::vector<FoundLayer> find_layers(const TensorSource& file,
-                                    const std::optional<Layout>& wanted);
+/// Those of the two of which the layer has more names that the others lack.
+const std::vector<LayoutTensor>& tensors_in_file(
+    const Layout& layout, const std::function<bool(const std::string& name)>& has);
 
-/// Whether the layout has a place for `name` outside of attention, which readers pass over.
-bool is_ignored(const Layout& layout, const std::string& name);
+/// The name of the tensor of one head, of a tensor that has one for each.
+std::string name_of_head(const std::string& name, int64_t head);
 
-/// `prefix` and `name` joined by a dot; `name` alone if the prefix is empty.
-std::string join(const std::string& prefix, const std::string& name);
-
-/// The names in the file that stand at the prefix, without it.
-std::vector<std::string> names_at(const TensorSource& file, const std::string& prefix);
+/// The one that holds a parameter; null if there is no place for it.
+const LayoutTensor* tensor_with(const std::vector<LayoutTensor>& tensors,
+                                const std::string& parameter);
 
 }  // namespace mha::detail

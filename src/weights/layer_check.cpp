@@ -9,15 +9,16 @@
 
 #include "files/excerpt.h"
 #include "runtime/message.h"
+#include "weights/find_layers.h"
 #include "weights/options_metadata.h"
 
 namespace mha::detail {
 
+namespace {
+
 bool is_floating(const DtypeInfo& dtype) {
   return dtype.type && c10::isFloatingType(*dtype.type);
 }
-
-namespace {
 
 // How the rotary positions that the file tells of, if any, differ from the module's in what the
 // weights are made for: the pairs. Base and scaling may change, for longer contexts.
@@ -50,13 +51,13 @@ void check_layer(const TensorSource& file, const Layout& layout,
   size_t unexpected = 0;
   for (const FileTensor& tensor : expected) {
     const std::string name = join(prefix, tensor.held.name);
-    const auto found = file.entries().find(name);
-    if (found == file.entries().end()) {
+    const TensorEntry* found = entry_at(file, options, tensor.held.name);
+    if (found == nullptr) {
       problems << "\n  missing: " << excerpt(name) << ", " << dtype << " "
                << at::IntArrayRef(tensor.shape);
       continue;
     }
-    const TensorEntry& entry = found->second;
+    const TensorEntry& entry = *found;
     if (entry.shape != tensor.shape) {
       problems << "\n  shape of " << excerpt(name) << ": expected "
                << at::IntArrayRef(tensor.shape) << ", found " << at::IntArrayRef(entry.shape);
@@ -70,7 +71,7 @@ void check_layer(const TensorSource& file, const Layout& layout,
   }
   for (const std::string& name : names_at(file, prefix)) {
     const bool known =
-        is_ignored(layout, name) ||
+        is_among(layout.description().ignored, name) || is_among(options.ignored(), name) ||
         std::any_of(expected.begin(), expected.end(),
                     [&](const FileTensor& tensor) { return tensor.held.name == name; });
     if (known) continue;
@@ -96,23 +97,32 @@ void check_layer(const TensorSource& file, const Layout& layout,
               " does not fit:", text);
 }
 
-const DtypeInfo* dtype_of_projections(const TensorSource& file,
+const DtypeInfo& dtype_of_projections(const TensorSource& file, const Layout& layout,
                                       const WeightFileOptions& options,
                                       const std::vector<FileTensor>& tensors) {
+  const auto where = [&] {
+    return message(file.path(), ": the ", layout, " layer at prefix ",
+                   excerpt(options.prefix()), ": ");
+  };
   const DtypeInfo* held = nullptr;
   for (const FileTensor& tensor : tensors) {
     const auto& name = tensor.held.parameters.front();
     const bool is_projection =
         name[0] == 'W' && name.compare(4, std::string::npos, "weight") == 0;
-    const auto found = file.entries().find(join(options.prefix(), tensor.held.name));
-    if (found == file.entries().end()) continue;
-    const DtypeInfo* dtype = found->second.dtype;
-    if (!is_floating(*dtype)) return dtype;
+    const TensorEntry* found = entry_at(file, options, tensor.held.name);
+    if (found == nullptr) continue;
+    const DtypeInfo* dtype = found->dtype;
+    TORCH_CHECK(is_floating(*dtype), where(), "dtype of ",
+                excerpt(join(options.prefix(), tensor.held.name)),
+                ": expected a floating one, found ", dtype->name);
     if (!is_projection) continue;
     held = held == nullptr ? dtype : find_dtype(c10::promoteTypes(*held->type, *dtype->type));
-    if (held == nullptr) return dtype;
+    TORCH_CHECK(held != nullptr, where(), "dtype of ",
+                excerpt(join(options.prefix(), tensor.held.name)),
+                ": expected one that files can hold with the others, found ", dtype->name);
   }
-  return held;
+  TORCH_CHECK(held != nullptr, where(), "expected a floating dtype, found none");
+  return *held;
 }
 
 }  // namespace mha::detail

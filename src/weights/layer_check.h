@@ -22,12 +22,10 @@ void check_layer(const TensorSource& file, const Layout& layout,
                  std::string_view dtype, const HeadNumbers& heads,
                  const MultiHeadAttentionImpl* module = nullptr);
 
-/// The dtype that holds the numbers of all projections, or the first that is not floating;
-/// null: the file has none.
-const DtypeInfo* dtype_of_projections(const TensorSource& file,
+/// The dtype that holds the numbers of all projections. Throws `c10::Error` that names the
+/// tensor if one of the layer is of none that is floating, or if the file has none of them.
+const DtypeInfo& dtype_of_projections(const TensorSource& file, const Layout& layout,
                                       const WeightFileOptions& options,
                                       const std::vector<FileTensor>& tensors);
-
-bool is_floating(const DtypeInfo& dtype);
 
 }  // namespace mha::detail

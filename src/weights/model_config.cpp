@@ -20,9 +20,10 @@
 #include "weights/architecture.h"
 #include "weights/config_rotary.h"
 #include "weights/config_value.h"
-#include "weights/file_layer.h"
+#include "weights/find_layers.h"
 #include "weights/layer_kind.h"
 #include "weights/load_as.h"
+#include "weights/read_config.h"
 
 namespace mha {
 namespace {
@@ -32,14 +33,6 @@ using detail::excerpt;
 
 constexpr int64_t kMaxConfigFile = int64_t{1} << 20, kMaxHeads = int64_t{1} << 20,
                   kMaxLayers = 4096;
-
-nlohmann::json read_config(const std::string& path) {
-  detail::InputFile file(path);
-  TORCH_CHECK(file.size() <= kMaxConfigFile, path,
-              ": expected a model's configuration of at most ", kMaxConfigFile,
-              " bytes, found ", file.size());
-  return detail::parse_json(path, file.read(0, file.size(), "configuration"));
-}
 
 std::string model_type_of(const std::string& path, const nlohmann::json& config) {
   const auto found = config.find("model_type");
@@ -272,13 +265,13 @@ std::string prefix_in(const detail::TensorSource& file, const ModelLayerOptions&
 RelativePositionBias position_bias_in(detail::TensorSource& file,
                                       const ModelLayerOptions& options) {
   for (const std::string& name : options.position_bias_names) {
-    const auto entry = file.entries().find(name);
-    if (entry == file.entries().end()) continue;
+    const detail::TensorEntry* entry = file.find(name);
+    if (entry == nullptr) continue;
     const auto& given = *options.position_bias;
     const std::vector<int64_t> expected = {given.num_buckets(), given.num_heads()};
-    TORCH_CHECK(entry->second.shape == expected, file.path(), ": shape of ", excerpt(name),
+    TORCH_CHECK(entry->shape == expected, file.path(), ": shape of ", excerpt(name),
                 ": expected ", at::IntArrayRef(expected), ", found ",
-                at::IntArrayRef(entry->second.shape));
+                at::IntArrayRef(entry->shape));
     const at::Tensor table = file.read(name);
     TORCH_CHECK(at::isFloatingType(table.scalar_type()), file.path(), ": dtype of ",
                 excerpt(name), ": expected a floating one, found ", table.scalar_type());
@@ -305,9 +298,22 @@ Mask ModelLayer::mask(int64_t queries, int64_t keys) const {
   return position_bias.is_empty() ? mask : mask & position_bias->forward(queries, keys);
 }
 
+nlohmann::json detail::read_config(const std::string& path) {
+  detail::InputFile file(path);
+  TORCH_CHECK(file.size() <= kMaxConfigFile, path,
+              ": expected a model's configuration of at most ", kMaxConfigFile,
+              " bytes, found ", file.size());
+  return detail::parse_json(path, file.read(0, file.size(), "configuration"));
+}
+
 ModelLayerOptions options_from_config(const std::string& config_path, int64_t layer,
                                       const std::string& part) {
-  const nlohmann::json file = read_config(config_path);
+  return detail::options_in_config(config_path, detail::read_config(config_path), layer, part);
+}
+
+ModelLayerOptions detail::options_in_config(const std::string& config_path,
+                                            const nlohmann::json& file, int64_t layer,
+                                            const std::string& part) {
   std::string model_type;
   const auto [architecture, config] = architecture_of(config_path, file, part, model_type);
   const ConfigValues values(config_path, *architecture, *config);
@@ -356,7 +362,11 @@ ModelLayerOptions options_from_config(const std::string& config_path, int64_t la
 }
 
 int64_t num_layers_from_config(const std::string& config_path, const std::string& part) {
-  const nlohmann::json file = read_config(config_path);
+  return detail::num_layers_in_config(config_path, detail::read_config(config_path), part);
+}
+
+int64_t detail::num_layers_in_config(const std::string& config_path, const nlohmann::json& file,
+                                     const std::string& part) {
   std::string model_type;
   const auto [architecture, config] = architecture_of(config_path, file, part, model_type);
   const ConfigValues values(config_path, *architecture, *config);
@@ -365,7 +375,11 @@ int64_t num_layers_from_config(const std::string& config_path, const std::string
 }
 
 std::vector<std::string> parts_from_config(const std::string& config_path) {
-  const nlohmann::json config = read_config(config_path);
+  return detail::parts_in_config(config_path, detail::read_config(config_path));
+}
+
+std::vector<std::string> detail::parts_in_config(const std::string& config_path,
+                                                 const nlohmann::json& config) {
   const nlohmann::json& entry =
       known_architecture(config_path, model_type_of(config_path, config));
   return names_of_parts(entry);
@@ -376,12 +390,14 @@ ModelLayer load_layer(const std::string& model_folder, int64_t layer,
   const std::string config = (std::filesystem::path(model_folder) / "config.json").string();
   ModelLayer loaded{options_from_config(config, layer, options.part())};
   const std::string path = weights_of_model(model_folder);
-  const auto file = detail::open_tensors(path);
+  auto where = WeightFileOptions()
+                   .layout(loaded.options.layout)
+                   .convert_dtype(options.dtype().has_value())
+                   .ignored(options.ignored())
+                   .missing_checksums(options.missing_checksums());
+  const auto file = detail::open_weights(path, where);
   loaded.options.prefixes = {prefix_in(*file, loaded.options)};
-  const auto where = WeightFileOptions()
-                         .prefix(loaded.options.prefixes[0])
-                         .layout(loaded.options.layout)
-                         .convert_dtype(options.dtype().has_value());
+  where.prefix(loaded.options.prefixes[0]);
   loaded.attention =
       detail::load_as(path, loaded.options.attention.dtype(options.dtype()), where);
   loaded.attention->eval();

@@ -13,6 +13,7 @@
 #include "files/safetensors.h"
 #include "module/module_checks.h"
 #include "weights/file_layer.h"
+#include "weights/find_layers.h"
 #include "weights/layer_check.h"
 #include "weights/load_as.h"
 #include "weights/options_metadata.h"
@@ -24,7 +25,6 @@ using detail::check_layer;
 using detail::dtype_of_projections;
 using detail::excerpt;
 using detail::FileTensor;
-using detail::is_floating;
 
 using Parameters = torch::OrderedDict<std::string, at::Tensor>;
 
@@ -80,7 +80,7 @@ constexpr std::array<const char*, 5> kBiases = {"W_q.bias", "W_k.bias", "W_v.bia
 void load(MultiHeadAttention& module, const std::string& path,
           const WeightFileOptions& options) {
   const Parameters parameters = parameters_of(module, path);
-  const auto source = detail::open_tensors(path);
+  const auto source = detail::open_weights(path, options);
   detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
   const auto shapes = shapes_of(parameters);
@@ -132,18 +132,17 @@ MultiHeadAttention detail::load_as(const std::string& path, MultiHeadAttentionOp
     for (const auto& parameter : sizes->named_parameters()) {
       shapes[parameter.key()] = parameter->sizes().vec();
     }
-    const auto file = detail::open_tensors(path);
+    const auto file = detail::open_weights(path, where);
     const Layout layout = detail::find_layout(*file, where);
     const auto tensors = detail::layout_tensors(path, layout, shapes);
-    const detail::DtypeInfo* dtype = options.dtype()
-                                         ? detail::find_dtype(*options.dtype())
-                                         : dtype_of_projections(*file, where, tensors);
-    TORCH_CHECK(dtype != nullptr && is_floating(*dtype), path, ": the ", layout,
-                " layer at prefix ", excerpt(where.prefix()),
-                ": expected a floating dtype, found ", dtype == nullptr ? "none" : dtype->name);
+    if (!options.dtype()) {
+      options.dtype(*dtype_of_projections(*file, layout, where, tensors).type);
+    }
+    const detail::DtypeInfo* dtype = detail::find_dtype(*options.dtype());
+    TORCH_CHECK(dtype != nullptr, path, ": dtype: expected one that files can hold, found ",
+                *options.dtype());
     check_layer(*file, layout, where, tensors, dtype->name,
                 {sizes->options.num_heads(), sizes->num_kv_heads()}, sizes.get());
-    options.dtype(*dtype->type);
   }
   MultiHeadAttention module(std::move(options), detail::Undrawn{});
   load(module, path, where);
@@ -185,17 +184,14 @@ void save(const MultiHeadAttention& module, const std::string& path,
 MultiHeadAttentionOptions options_from_file(const std::string& path,
                                             std::optional<int64_t> num_heads,
                                             const WeightFileOptions& options) {
-  const auto source = detail::open_tensors(path);
+  const auto source = detail::open_weights(path, options);
   const detail::TensorSource& file = *source;
   const Layout layout = detail::find_layout(file, options);
-  const auto shapes = detail::parameter_shapes_in(file, layout, options.prefix(), num_heads);
+  const auto shapes = detail::parameter_shapes_in(file, layout, options, num_heads);
   const auto tensors = detail::layout_tensors(path, layout, shapes);
 
-  const detail::DtypeInfo* dtype = dtype_of_projections(file, options, tensors);
-  TORCH_CHECK(dtype != nullptr && is_floating(*dtype), path, ": the ", layout,
-              " layer at prefix ", excerpt(options.prefix()),
-              ": expected a floating dtype, found ", dtype == nullptr ? "none" : dtype->name);
-  check_layer(file, layout, options, tensors, dtype->name, {num_heads, std::nullopt});
+  const detail::DtypeInfo& dtype = dtype_of_projections(file, layout, options, tensors);
+  check_layer(file, layout, options, tensors, dtype.name, {num_heads, std::nullopt});
 
   if (!num_heads) num_heads = detail::num_heads_in(path, file.metadata());
   TORCH_CHECK(num_heads.has_value(), path,
@@ -230,7 +226,7 @@ MultiHeadAttentionOptions options_from_file(const std::string& path,
   const bool output_bias = shapes.count("W_o.bias") != 0;
   if (output_bias != found.bias()) found.output_bias(output_bias);
   found.sinks(shapes.count("sinks") != 0);
-  found.dtype(*dtype->type);
+  found.dtype(*dtype.type);
   if (const auto gain = shapes.find("q_norm"); gain != shapes.end()) {
     const bool of_each = gain->second.size() == 2;
     const int64_t size = gain->second.back();

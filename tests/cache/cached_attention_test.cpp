@@ -262,6 +262,36 @@ TEST(CachedAttentionTest, CroppedReorderedAndLoadedCachesGoOn) {
   EXPECT_GT(largest_difference(output[2], output[0]), 1e-2);
 }
 
+// Speculative decoding: of four drafted tokens a sample keeps two, another all, the third none.
+TEST(CachedAttentionTest, DraftsThatAreRejectedFromDifferentPlacesOnLeaveNothingBehind) {
+  at::NoGradGuard no_grad;
+  auto module = seeded_module(MultiHeadAttentionOptions(16, 2).rotary(RotaryOptions()));
+  Random random(9);
+  const auto drafts = random.normal({3, 4, 16}), next = random.normal({3, 2, 16});
+  for (const auto& options : {KVCacheOptions(), KVCacheOptions().window(5)}) {
+    const auto prompt = random.normal({3, 9, 16});
+    const std::vector<int64_t> kept = {2, 4, 0};
+    const auto call = [&](const KVCache& cache) {
+      return CallOptions(Mask::causal()).cache(cache);
+    };
+    KVCache cache(options);
+    module->attend(prompt, call(cache));
+    module->attend(drafts, call(cache));
+    cache.crop(numbers({11, 13, 9}));
+    const auto output = module->attend(next, call(cache)).output;
+    for (int64_t n = 0; n < 3; ++n) {
+      KVCache alone(options);
+      module->attend(prompt.narrow(0, n, 1), call(alone));
+      if (kept[n] > 0)
+        module->attend(drafts.narrow(0, n, 1).narrow(1, 0, kept[n]), call(alone));
+      EXPECT_TRUE(is_close(output.narrow(0, n, 1),
+                           module->attend(next.narrow(0, n, 1), call(alone)).output, 5e-6))
+          << "sample " << n;
+      EXPECT_TRUE(at::equal(cache.next_positions()[n], alone.next_positions()[0]));
+    }
+  }
+}
+
 TEST(CachedAttentionTest, KeysProjectedOnceGiveTheOutputsOfCallsWithKeyAndValue) {
   for (const bool extra : {false, true}) {
     auto module = seeded_module(

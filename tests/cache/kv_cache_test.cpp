@@ -78,11 +78,17 @@ TEST(KVCacheTest, HoldsWhatPlainListsWouldHold) {
       }
       ASSERT_TRUE(holds(all.key, cache.lengths(), keys)) << "seed " << seed;
       if (random.chance(0.2)) {
-        const int64_t length = random.between(0, 40);
-        cache.crop(length);
+        std::vector<int64_t> each(samples, random.between(0, 40));
+        if (random.chance(0.5)) {
+          cache.crop(each[0]);
+        } else {
+          for (auto& length : each) length = random.between(0, 40);
+          cache.crop(numbers(each));
+        }
         for (auto* list : {&keys, &values}) {
-          for (auto& sample : *list) {
-            sample = sample.narrow(1, 0, std::min(sample.size(1), length));
+          for (int64_t i = 0; i < samples; ++i) {
+            auto& sample = (*list)[i];
+            sample = sample.narrow(1, 0, std::min(sample.size(1), each[i]));
           }
         }
       }
@@ -216,6 +222,36 @@ TEST(KVCacheTest, AWindowIsCroppedAsFarAsItStillHoldsWhatIsNeeded) {
   EXPECT_TRUE(is_bit_equal(next.narrow(2, 0, 7), tokens.narrow(2, 89, 7)));
 }
 
+TEST(KVCacheTest, AWindowsSamplesAreCroppedEachByItsOwnLengthOrNoneIs) {
+  KVCache cache(KVCacheOptions().window(8));
+  const auto tokens = at::arange(100, at::kFloat).view({1, 1, 100, 1}).expand({3, 1, 100, 1});
+  cache.append(tokens, tokens, numbers({100, 60, 5}));
+  const KVCache before = cache.clone();
+  EXPECT_TRUE(refuses([&] { cache.crop(numbers({97, 20, 5})); },
+                      {"crop", "length", "20", "sample 1", "window 8"}));
+  EXPECT_TRUE(same_cache(cache, before));
+  cache.crop(numbers({97, 100, 3}));  // what a sample does not have is not forgotten
+  EXPECT_TRUE(at::equal(cache.next_positions(), numbers({97, 60, 3})));
+  const auto next = cache.append(tokens.narrow(2, 0, 1), tokens.narrow(2, 0, 1)).key;
+  const auto lengths = cache.lengths();
+  for (const auto& [sample, position] : {std::pair{0, 97}, std::pair{1, 60}, std::pair{2, 3}}) {
+    const int64_t kept = std::min(position, 7);
+    const int64_t last = next.size(2) - (lengths.max() - lengths[sample]).item<int64_t>();
+    EXPECT_TRUE(is_bit_equal(next[sample].narrow(1, last - 1 - kept, kept),
+                             tokens[sample].narrow(1, position - kept, kept)))
+        << sample;
+  }
+  const TemporaryDirectory directory;
+  cache.save(directory.file("x"));
+  KVCache loaded = KVCache::load(directory.file("x"), KVCacheOptions().window(8));
+  for (auto* each : {&cache, &loaded}) {
+    each->reorder(numbers({2, 0}));
+    each->crop(numbers({1, 96}));
+    EXPECT_TRUE(at::equal(each->next_positions(), numbers({1, 96})));
+  }
+  EXPECT_TRUE(same_cache(cache, loaded));
+}
+
 TEST(KVCacheTest, WhatWasGivenOutStaysAsItIsUntilItsPlaceIsTakenAgain) {
   Random random(4);
   const auto query = random.normal({1, 1, 2, 4}), key = random.normal({1, 1, 9, 4}),
@@ -272,6 +308,12 @@ TEST(KVCacheTest, WrongCallsAreRefusedAndLeaveTheCacheAsItWas) {
     EXPECT_TRUE(refuses([&] { cache.append(key, value, lengths); }, {"new_lengths"}));
   }
   EXPECT_TRUE(refuses([&] { cache.crop(-1); }, {"crop", "length", "-1"}));
+  for (const auto& lengths : {at::Tensor(), at::ones({2}), numbers({1}), numbers({1, -1}),
+                              numbers({1, 2, 3}), numbers({1, 2}).view({1, 2})}) {
+    EXPECT_TRUE(refuses([&] { cache.crop(lengths); }, {"KVCache::crop", "lengths"}));
+  }
+  EXPECT_TRUE(refuses([] { KVCache().crop(numbers({0})); }, {"crop", "lengths", "(N) = (0)"}));
+  KVCache().crop(numbers({}));
   EXPECT_TRUE(refuses([&] { cache.repeat(0); }, {"repeat", "n", "0"}));
   for (const int64_t n : {int64_t{1} << 40, INT64_MAX}) {
     EXPECT_TRUE(refuses([&] { cache.repeat(n); }, {"repeat", "n", std::to_string(n)}));

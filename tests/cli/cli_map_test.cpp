@@ -161,8 +161,8 @@ TEST_F(CliMapTest, OptionsOfThePictureReachIt) {
   store("weights", maps_);
   draw::Maps maps = first_sample();
   maps.title = "A \"title\"";
-  expect_drawn(map_stored({"--title", "A \"title\"", "--causal", "--colours", "ink", "--scale",
-                           "linear", "--largest", "0.5"}),
+  expect_drawn(map_stored({"--title", "A \"title\"", "--causal", "--colours", "ink",
+                           "--colour-scale", "linear", "--largest", "0.5"}),
                maps,
                draw::Options()
                    .causal(true)

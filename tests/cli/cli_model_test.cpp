@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <mha/model_config.h>
 #include <mha/weight_file.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -132,6 +133,30 @@ TEST_F(CliModelTest, InfoShowsTheLayersThatAreComputedAndWhyOthersAreNot) {
   ASSERT_EQ(refused["layers"].size(), 1U);
   EXPECT_EQ(refused["layers"][0]["problem"],
             "num_hidden_layers: expected at most 4096, found 2147483648");
+}
+
+// Read once for all layers: each of them would cost as much as all the rest of the first call.
+TEST_F(CliModelTest, InfoReadsALargeConfigurationOnce) {
+  const auto seconds_of = [&](const std::string& layers) {
+    std::string text = R"({"model_type": "mistral", "hidden_size": 16, "num_attention_heads": 4,
+                           "num_key_value_heads": 2, "num_hidden_layers": )" +
+                       layers + R"(, "more": [0)";
+    while (text.size() < (1 << 20) - 8) text += ",0";
+    write_bytes(folder_ + "/config.json", text + "]}");
+    const auto so_far = [] {
+      rusage usage{};
+      getrusage(RUSAGE_CHILDREN, &usage);
+      return static_cast<double>(usage.ru_utime.tv_sec) +
+             1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
+    };
+    const double before = so_far();
+    const ProgramResult result = run_mha({"info", "--model", folder_, "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_EQ(std::to_string(json::parse(result.output)["layers"].size()), layers);
+    return so_far() - before;
+  };
+  const double one = seconds_of("1");
+  EXPECT_LT(seconds_of("1000"), 20 * one);
 }
 
 TEST_F(CliModelTest, WhatDoesNotFitIsNamed) {

@@ -132,7 +132,8 @@ TEST(SafetensorsErrorTest, AnEntryOfTheWrongFormIsRefusedByTheNameOfItsTensor) {
       {with_dtype("[]"), dtype + "expected a string, found an array"},
       {with_dtype("\"F31\""),
        dtype + "expected one of BOOL, F4, F6_E2M3, F6_E3M2, U8, I8, F8_E5M2, F8_E4M3, F8_E8M0, "
-               "I16, U16, F16, BF16, I32, U32, F32, C64, F64, I64, U64, found 'F31'"},
+               "F8_E4M3FNUZ, F8_E5M2FNUZ, I16, U16, F16, BF16, I32, U32, F32, C64, F64, I64, "
+               "U64, found 'F31'"},
       {with_dtype("\"f32\""), dtype + "expected one of BOOL"},
       {with_shape("2"), shape + "expected an array, found 2"},
       {with_shape("{}"), shape + "expected an array, found an object"},

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <mha/weight_file.h>
 
+#include <filesystem>
+
 #include "files/safetensors.h"
 #include "files/sharded_file.h"
 #include "support/cost.h"
@@ -20,6 +22,7 @@ using detail::write_safetensors;
 using test::are_bit_equal;
 using test::bert_model;
 using test::error_of;
+using test::is_bit_equal;
 using test::parameters_of;
 using test::TemporaryDirectory;
 using test::Tensors;
@@ -123,14 +126,86 @@ TEST(ShardedFileTest, AnIndexThatIsNotOneOrReachesElsewhereIsRefused) {
   };
   for (const auto& [text, error] : bad) {
     write_bytes(path, text);
-    EXPECT_EQ(error_of([&] { ShardedFile file(path); }), path + error) << text.substr(0, 200);
+    EXPECT_EQ(error_of([&] { ShardedFile(path).entries(); }), path + error)
+        << text.substr(0, 200);
   }
   write_bytes(path, map("\"a\":\"missing\""));
-  EXPECT_EQ(error_of([&] { ShardedFile file(path); }),
-            directory.file("missing") + ": cannot be opened: No such file or directory");
+  EXPECT_EQ(error_of([&] { ShardedFile(path).entries(); }),
+            path + ": tensor 'a': expected it in " + directory.file("missing") +
+                ", found no such file");
   write_bytes(path, map("\"a\":\"bad\""));  // itself
-  EXPECT_EQ(error_of([&] { ShardedFile file(path); }),
+  EXPECT_EQ(error_of([&] { ShardedFile(path).entries(); }),
             path + ": expected a file with tensors, found another index");
+}
+
+// A model of two layers with a file for each, and one for the rest.
+std::string write_by_layer(const TemporaryDirectory& directory, const Tensors& model,
+                           const std::string& more_of_index = "") {
+  std::map<std::string, TensorFile> shards;
+  std::string map;
+  for (const auto& [name, tensor] : model) {
+    const std::string shard = name.find("layer.0.") != std::string::npos   ? "layer-0"
+                              : name.find("layer.1.") != std::string::npos ? "layer-1"
+                                                                           : "rest";
+    shards[shard].tensors[name] = tensor;
+    map += "\"" + name + "\":\"" + shard + "\",";
+  }
+  for (const auto& [shard, file] : shards) write_safetensors(directory.file(shard), file);
+  map += more_of_index;
+  if (map.back() == ',') map.pop_back();
+  write_bytes(directory.file("index"), "{\"weight_map\":{" + map + "}}");
+  return directory.file("index");
+}
+
+TEST(ShardedFileTest, OnlyTheFilesOfTheWantedLayerMustBeThere) {
+  const TemporaryDirectory directory;
+  const Tensors model = bert_model(2, 6);
+  const std::string path = write_by_layer(directory, model);
+  write_safetensors(directory.file("whole"), {model, {}});
+  std::filesystem::remove(directory.file("layer-0"));
+  write_bytes(directory.file("rest"), "no weights");
+  const auto where = [](int layer) {
+    return WeightFileOptions().prefix("encoder.layer." + std::to_string(layer) + ".attention");
+  };
+  EXPECT_TRUE(are_bit_equal(parameters_of(*load(path, 2, where(1))),
+                            parameters_of(*load(directory.file("whole"), 2, where(1)))));
+  MultiHeadAttention module(6, 2);
+  const Tensors before = parameters_of(*module);
+  const std::string error = error_of([&] { load(module, path, where(0)); });
+  EXPECT_EQ(error,
+            path + ": tensor 'encoder.layer.0.attention.output.dense.bias': expected it in " +
+                directory.file("layer-0") + ", found no such file");
+  EXPECT_TRUE(are_bit_equal(parameters_of(*module), before));
+}
+
+// As of a head that shares the memory of the embeddings.
+TEST(ShardedFileTest, ANameThatOnlyTheIndexHasHindersTheLayersThatNeedItAndNoOthers) {
+  const TemporaryDirectory directory;
+  Tensors model = bert_model(2, 6);
+  const std::string key = "encoder.layer.1.attention.self.key.weight";
+  const std::string path = write_by_layer(
+      directory, model, "\"lm_head.weight\":\"layer-0\",\"none.weight\":\"nowhere\"");
+  TensorFile without;
+  for (const auto& [name, tensor] : model) {
+    if (name.find("layer.1.") != std::string::npos && name != key) {
+      without.tensors[name] = tensor;
+    }
+  }
+  write_safetensors(directory.file("layer-1"), without);
+  const auto where = [](int layer) {
+    return WeightFileOptions().prefix("encoder.layer." + std::to_string(layer) + ".attention");
+  };
+  EXPECT_TRUE(is_bit_equal(load(path, 2, where(0))->W_k->weight.detach(),
+                           model.at("encoder.layer.0.attention.self.key.weight")));
+  EXPECT_EQ(error_of([&] { load(path, 2, where(1)); }),
+            path + ": tensor '" + key + "': expected it in 'layer-1', found it missing there");
+  ShardedFile file(path);
+  EXPECT_EQ(
+      error_of([&] { file.read("lm_head.weight"); }),
+      path + ": tensor 'lm_head.weight': expected it in 'layer-0', found it missing there");
+  EXPECT_TRUE(is_bit_equal(file.read("pooler.dense.weight"), model.at("pooler.dense.weight")));
+  EXPECT_FALSE(file.has("lm_head.bias"));
+  EXPECT_EQ(file.find("lm_head.bias"), nullptr);
 }
 
 TEST(ShardedFileTest, AHostileIndexCostsLittleWorkAnd64MiBBeyondItsSize) {

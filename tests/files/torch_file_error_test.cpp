@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
+#include "files/excerpt.h"
 #include "files/torch_file.h"
 #include "support/cost.h"
 #include "support/file_support.h"
@@ -17,6 +19,7 @@ namespace {
 using test::error_of;
 using test::expect_refused;
 using test::good_pickle;
+using test::little_endian;
 using test::pickle_of;
 using test::pickled_dict;
 using test::pickled_global;
@@ -34,15 +37,14 @@ using test::write_bytes;
 using test::zip_bytes;
 using test::ZipItem;
 
-TEST(TorchFileErrorTest, AnOperationOrGlobalThatIsNotAllowedIsRefusedByItsName) {
+TEST(TorchFileErrorTest, AnOperationThatIsNotAllowedOrAnObjectAtTheTopIsRefusedByItsName) {
   const auto bytes = [](const std::string& value) {
     return torch_file_bytes(pickle_of(value));
   };
   const std::string pickle = "a/data.pkl: ";
-  const auto refused = [&](const std::string& name, int at = 2) {
-    return pickle + "byte " + std::to_string(at) + ": the global '" + name +
-           "' is not allowed: only tensors and plain values in dictionaries are read; in "
-           "Python, torch.save(module.state_dict(), path) writes such a file";
+  const auto refused = [&](const std::string& name) {
+    return "expected a dictionary of tensors, found an object of '" + name +
+           "'; in Python, torch.save(module.state_dict(), path) writes one";
   };
   const auto operation = [&](int op, int at = 2) {
     return pickle + "byte " + std::to_string(at) + ": the operation " + std::to_string(op) +
@@ -53,8 +55,6 @@ TEST(TorchFileErrorTest, AnOperationOrGlobalThatIsNotAllowedIsRefusedByItsName) 
        refused("os.system")},
       {bytes(pickled_global("builtins", "eval")), refused("builtins.eval")},
       {bytes(pickled_global("torch", "load")), refused("torch.load")},
-      {bytes(pickled_global("torch._utils", "_rebuild_tensor")),
-       refused("torch._utils._rebuild_tensor")},
       {bytes(pickled_global("torch.nn.modules.activation", "MultiheadAttention")),
        refused("torch.nn.modules.activation.MultiheadAttention")},
       {bytes(pickled_global("numpy.core.multiarray", "_reconstruct")),
@@ -74,6 +74,96 @@ TEST(TorchFileErrorTest, AnOperationOrGlobalThatIsNotAllowedIsRefusedByItsName) 
   });
 }
 
+// What Python's unpickler would do with these is to build, to call, to execute.
+TEST(TorchFileErrorTest, WhatIsNotKnownIsPassedOverAndNeverBuilt) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x.pt"), made = directory.file("made");
+  const std::string dict = pickled_dict({pickled_text("k"), pickled_integer(1)});
+  const std::string evil =
+      pickled_global("os", "system") + pickled_tuple({pickled_text("touch " + made)}) + "R";
+  const std::string tensor = pickled_tensor(six_floats(), 0, {2, 3}, {3, 1});
+  const std::string unknown = pickled_global("some", "Class");
+  const std::string opaque[] = {
+      evil,
+      pickled_global("builtins", "eval") + pickled_tuple({pickled_text("1")}) + "R",
+      pickled_global("argparse", "Namespace") + ")\x81" + dict + "b",
+      pickled_global("numpy.core.multiarray", "scalar") + pickled_tuple({"N", dict}) + "R",
+      unknown,                                                  // the class itself
+      unknown + pickled_tuple({tensor, evil}) + "\x81",         // made of arguments
+      unknown + ")\x81" + pickled_tuple({"N", dict}) + "b",     // state in slots
+      unknown + ")R(" + pickled_text("k") + tensor + "u",       // items of a dict
+      unknown + ")R" + pickled_text("k") + tensor + "s",        // one item
+      unknown + ")R(" + tensor + "NNe",                         // elements of a list
+      unknown + ")R" + tensor + "a",                            // one element
+      unknown + ")R)R)R",                                       // what calls return
+      "\x8a\x09" + std::string(9, '\1'),                        // a long integer
+      "\x8b" + little_endian(300, 4) + std::string(300, '\1'),  // a longer one
+      "N(NN1",                                                  // values that are dropped
+      "NN0",
+      pickled_global("collections", "Counter") + pickled_tuple({dict}) + "R",
+      pickled_global("builtins", "set") + pickled_tuple({"]"}) + "R",
+      pickled_global("_codecs", "encode") + pickled_tuple({pickled_text("b")}) + "R",
+      pickled_global("torch", "device") + pickled_tuple({pickled_text("cpu")}) + "R",
+      pickled_global("torch", "float32"),
+      std::string("U\3abc"),
+      "T" + little_endian(3, 4) + "abc",
+  };
+  for (const std::string& value : opaque) {
+    SCOPED_TRACE(excerpt(value));
+    const std::string inner =
+        pickled_dict({pickled_text("x"), tensor, pickled_text("other"), value});
+    write_bytes(path, torch_file_bytes(pickle_of(
+                          pickled_dict({pickled_text("before"), value, pickled_text("model"),
+                                        inner, pickled_text("after"), value}))));
+    TorchFile file(path);
+    ASSERT_EQ(file.entries().size(), 1U);
+    EXPECT_EQ(file.entries().begin()->first, "model.x");
+    EXPECT_TRUE(at::equal(file.read("model.x"), at::arange(6, at::kFloat).view({2, 3})));
+    EXPECT_FALSE(std::filesystem::exists(made));
+  }
+}
+
+TEST(TorchFileErrorTest, TensorsOfOtherKindsAreKnownByNameAndNotRead) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x.pt");
+  const std::string v2 = pickled_global("torch._utils", "_rebuild_tensor_v2");
+  const std::string one = pickled_integers({6}), stride = pickled_integers({1});
+  const std::string arguments = pickled_tuple(
+      {six_floats(), pickled_integer(0), one, stride, "\x89", pickled_ordered_dict()});
+  const auto of_type = [&](const std::string& type) {
+    return pickled_global("torch._tensor", "_rebuild_from_type_v2") +
+           pickled_tuple({v2, type, arguments, pickled_dict({pickled_text("a"), "N"})}) + "R";
+  };
+  const auto v3 = [&](const std::string& dtype) {
+    return pickled_global("torch._utils", "_rebuild_tensor_v3") +
+           pickled_tuple({six_floats(), pickled_integer(0), one, stride, "\x89",
+                          pickled_ordered_dict(), dtype}) +
+           "R";
+  };
+  write_bytes(
+      path,
+      torch_file_bytes(pickle_of(pickled_dict(
+          {pickled_text("sparse"),
+           pickled_global("torch._utils", "_rebuild_sparse_tensor") + pickled_tuple({"N"}) +
+               "R",
+           pickled_text("subclass"), of_type(pickled_global("some", "Quantized")),
+           pickled_text("int3"), v3(pickled_global("torch", "int3")), pickled_text("first"),
+           pickled_global("torch._utils", "_rebuild_tensor") +
+               pickled_tuple({six_floats(), pickled_integer(0), one, stride}) + "R",
+           pickled_text("attribute"), of_type(pickled_global("torch", "Tensor")),
+           pickled_text("parameter"),
+           of_type(pickled_global("torch.nn.parameter", "Parameter"))}))));
+  TorchFile file(path);
+  for (const char* name : {"first", "attribute", "parameter"}) {
+    EXPECT_TRUE(at::equal(file.read(name), at::arange(6, at::kFloat))) << name;
+  }
+  for (const char* name : {"sparse", "subclass", "int3"}) {
+    EXPECT_EQ(error_of([&] { file.read(name); }),
+              path + ": tensor '" + name +
+                  "': expected a dtype that can be read, found a tensor of another kind");
+  }
+}
+
 TEST(TorchFileErrorTest, APickleThatIsNotWellFormedIsRefusedWithItsPlace) {
   const auto bytes = [](const std::string& value) {
     return torch_file_bytes(pickle_of(value));
@@ -91,8 +181,10 @@ TEST(TorchFileErrorTest, APickleThatIsNotWellFormedIsRefusedWithItsPlace) {
       {raw("\x80\x02NN."), at(4, "expected one value at the end, found 2")},
       {raw("\x80\x02N.N"), at(3, "expected the end, found 1 more bytes")},
       {bytes("X\xff\xff\xff\xff"), at(2, "expected 4294967295 bytes, found 1")},
-      {bytes("\x8a\x09" + std::string(9, '\0')),
-       at(2, "expected an integer of at most 8 bytes, found one of 9")},
+      {bytes("\x8a\x09" + std::string(3, '\0')), at(2, "expected 9 bytes, found 4")},
+      {bytes("\x8b\xff\xff\xff\x7f"), at(2, "expected 2147483647 bytes, found 1")},
+      {bytes("1"), at(2, "expected a mark on the stack, found none")},
+      {bytes("0"), at(2, "expected a value on the stack, found none")},
       {bytes("cos"),
        at(2, "expected a global's module and name in lines of at most 200 bytes")},
       {bytes("c" + std::string(201, 'm') + "\nname\n"),

@@ -48,6 +48,30 @@ TEST(ZipArchiveErrorTest, TheFilesMadeByHandAreGoodWhereTheyAreNotBroken) {
   EXPECT_TRUE(is_bit_equal(TorchFile(path).read("x"), expected));
 }
 
+// As torch.serialization.set_crc32_options(False) leaves them.
+TEST(ZipArchiveErrorTest, ChecksumsThatWereNotComputedAreMissedOnlyWhereThatIsAllowed) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x.pt");
+  const auto expected = torch::arange(6, at::kFloat).view({2, 3});
+  ZipItem pickle{"a/data.pkl", good_pickle()};
+  ZipItem data{"a/data/0", std::string(static_cast<const char*>(expected.data_ptr()), 24)};
+  pickle.crc = data.crc = 0;
+  write_bytes(path, zip_bytes({pickle, data}));
+  const std::string error = error_of([&] { TorchFile file(path); });
+  EXPECT_NE(error.find("expected the checksum 0, found "), std::string::npos) << error;
+  EXPECT_NE(error.find("or was saved without checksums, which missing_checksums(true) would "
+                       "accept"),
+            std::string::npos)
+      << error;
+  EXPECT_TRUE(is_bit_equal(TorchFile(path, Checksums::optional).read("x"), expected));
+  data.crc = 7;
+  write_bytes(path, zip_bytes({pickle, data}));
+  EXPECT_NE(error_of([&] {
+              TorchFile(path, Checksums::optional).read("x");
+            }).find("expected the checksum 7"),
+            std::string::npos);
+}
+
 TEST(ZipArchiveErrorTest, AnArchiveWithoutAWholeEndIsRefused) {
   const std::string good = torch_file_bytes(good_pickle());
   const auto end = [&](const ZipEnd& wrong) { return zip_bytes({{"a/data.pkl", "x"}}, wrong); };
@@ -110,7 +134,7 @@ TEST(ZipArchiveErrorTest, AnEntryThatIsNotWhatTheDirectorySaysIsRefused) {
       {with([](ZipItem& item) { item.crc = 7; }),
        entry + "expected the checksum 7, found " +
            std::to_string(crc32(good_pickle().data(), good_pickle().size())) +
-           ": the file is damaged, or was saved without checksums"},
+           ": the file is damaged"},
       {with([](ZipItem& item) { item.original_size = 3; }),
        entry + "expected one size for stored bytes, found " + size + " and 3"},
       {with([](ZipItem& item) { item.size = 1000; }),

@@ -9,8 +9,13 @@ of the arithmetic that its Python code does. `MODEL_model.DTYPE.safetensors` are
 a causal mask, rotated where the model does, computed by numpy in float64.
 """
 
+import argparse
+import datetime
+import functools
+import random
 import sys
-from collections import OrderedDict
+import warnings
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 
 import numpy
@@ -86,6 +91,65 @@ def checkpoint(module):
         5: torch.ones(2),
         "model": {"state_dict": module.state_dict()},
         "optimizer": optimizer.state_dict(),
+    }
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.write_text, (self.path, "built"))
+
+
+class Slots:
+    __slots__ = ("a", "b")
+
+    def __init__(self):
+        self.a, self.b = 1, [torch.ones(2)]
+
+
+def training(module):
+    """What scripts put beside a model, as `weights_only` takes it: no tensor but its own."""
+    with_attribute = torch.ones(3)
+    with_attribute.origin = "an attribute"
+    return {
+        "model": module.state_dict(),
+        "kept": with_attribute,
+        "size": torch.Size([1, 2]),
+        "device": torch.device("cpu"),
+        "dtype": torch.bfloat16,
+        "layout": torch.strided,
+        "counts": Counter("abca"),
+        "set": {1, 2},
+        "bytes": bytearray(b"abc"),
+        "raw": b"abc",
+        "complex": 1 + 2j,
+    }
+
+
+def objects(module, directory):
+    return {
+        "args": argparse.Namespace(lr=0.1, betas=(0.9, 0.99), path=Path("a/b"), w=torch.ones(2)),
+        "scalar": numpy.float64(0.5),
+        "array": numpy.arange(6.0).reshape(2, 3),
+        "strings": numpy.array(["a", "bc"]),
+        "state": numpy.random.default_rng(1).bit_generator.state,
+        "legacy": numpy.random.RandomState(1).get_state(),
+        "random": random.Random(1).getstate(),
+        "when": datetime.datetime(2024, 1, 2),
+        "default": defaultdict(dict, {"a": {"w": torch.ones(2)}}),
+        "huge": 1 << 4000,
+        "slots": Slots(),
+        "class": nn.Linear,
+        "module": nn.Linear(2, 3),
+        "partial": functools.partial(torch.add, torch.ones(1)),
+        "sparse": torch.ones(2).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        "trap": Trap(directory / "built"),
+        "model": module.state_dict(),
     }
 
 
@@ -251,10 +315,8 @@ def write_refused(directory):
     torch.jit.script(nn.Linear(2, 2)).save(directory / "torch_script.pt")
     torch.save(torch.ones(2), directory / "tensor.pt")
     torch.save([torch.ones(2)], directory / "list.pt")
-    torch.save({"a": numpy.ones(2)}, directory / "numpy.pt")
     torch.save({"a": torch.ones(1).expand(1000)}, directory / "expanded.pt")
     torch.save({"a": torch.ones(2, dtype=torch.cfloat).conj().imag}, directory / "negative.pt")
-    torch.save({"a": torch.ones(2).to_sparse()}, directory / "sparse.pt")
     torch.save(
         {"a": torch.ones(2), "b": {"c": torch.ones(2)}, "b.c": torch.ones(2)},
         directory / "twice.pt",
@@ -264,6 +326,7 @@ def write_refused(directory):
 def main():
     directory = Path(sys.argv[1])
     directory.mkdir(exist_ok=True)
+    warnings.filterwarnings("ignore")
     torch.manual_seed(5)
     torch.set_num_threads(1)
     write(directory, "dtypes", dtypes(), dtypes())
@@ -278,6 +341,15 @@ def main():
     contents = checkpoint(module)
     expected = {f"model.state_dict.{k}": v for k, v in module.state_dict().items()}
     write(directory, "checkpoint", contents, expected)
+    contents = training(module)
+    expected = {f"model.{k}": v for k, v in module.state_dict().items()}
+    write(directory, "training", contents, expected | {"kept": contents["kept"]})
+    torch.load(directory / "training.pt", weights_only=True)
+    (directory / "built").unlink(missing_ok=True)
+    torch.save(objects(packed, directory), directory / "objects.pt")
+    torch.serialization.set_crc32_options(False)
+    write(directory, "no_checksums", module.state_dict(), module.state_dict())
+    torch.serialization.set_crc32_options(True)
     other = {"complex": torch.ones(2, dtype=torch.cfloat), "unsigned": torch.ones(3).to(torch.uint16)}
     torch.save(other, directory / "other_dtypes.pt")
     write_refused(directory / "refused")

@@ -133,7 +133,8 @@ TEST(OptionsFromFileTest, ALayerThatIsNotWholeGivesNoOptions) {
             "the torch layer at prefix '' does not fit:\n"
             "  shape of 'in_proj_weight': expected [12, 4], found [8, 4]");
   EXPECT_EQ(error_without(Layout::torch, {{"in_proj_bias", torch::zeros({12}, at::kLong)}}),
-            "the torch layer at prefix '': expected a floating dtype, found I64");
+            "the torch layer at prefix '': dtype of 'in_proj_bias': expected a floating one, "
+            "found I64");
   EXPECT_EQ(error_without(Layout::torch,
                           {{"in_proj_weight", none}, {"q_proj_weight", torch::zeros({6, 4})}}),
             "the torch layout needs num_heads * head_dim = d_model, found 6 and 4");

@@ -199,6 +199,11 @@ void EntrySetting::add_cache() {
   add("KVCache::append: value", v, [=](auto& t) { return append(k, t, {}); });
   add("KVCache::append: new_lengths", torch::tensor({1, 2}),
       [=](auto& t) { return append(k, v, t); });
+  add("KVCache::crop: lengths", torch::tensor({2, 1}), [this](auto& t) {
+    KVCache own = cache.clone();
+    own.crop(t);
+    return contents_of(own);
+  });
   add("KVCache::reorder: indices", torch::tensor({1, 0, 1}), [this](auto& t) {
     KVCache own = cache.clone();
     own.reorder(t);

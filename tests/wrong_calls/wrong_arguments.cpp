@@ -116,6 +116,8 @@ void add_cache_methods(WrongCalls& calls, EntrySetting& setting) {
     calls.push_back({"KVCache::" + name, [cache, call] { call(cache); }});
   };
   on_cache("crop: -1", [](KVCache c) { c.crop(-1); });
+  on_cache("crop: -1 of sample 1", [](KVCache c) { c.crop(torch::tensor({3, -1})); });
+  on_cache("crop: three lengths", [](KVCache c) { c.crop(torch::tensor({3, 2, 1})); });
   on_cache("repeat: 0", [](KVCache c) { c.repeat(0); });
   on_cache("repeat: -1", [](KVCache c) { c.repeat(-1); });
   on_cache("repeat: 2^40", [](KVCache c) { c.repeat(int64_t{1} << 40); });
