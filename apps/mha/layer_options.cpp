@@ -136,6 +136,8 @@ nlohmann::ordered_json LayerOptions::described(const ModelLayer& layer) const {
       {"head_dim", module->head_dim()},
       {"dtype", dtype_text(module->W_q->weight.scalar_type())},
       {"rotary", rotary ? nlohmann::ordered_json(stream_text(*rotary)) : nullptr}};
+  if (module->v_head_dim() != module->head_dim()) json["v_head_dim"] = module->v_head_dim();
+  if (layer.options.chunk) json["chunk"] = *layer.options.chunk;
   if (const auto scale = module->options.scale()) json["scale"] = *scale;
   if (module->options.softcap() > 0) json["softcap"] = module->options.softcap();
   if (module->options.qk_norm() != QKNorm::none) {
@@ -155,6 +157,9 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
   const auto groups = number("kv_heads") == number("heads")
                           ? std::string()
                           : fmt::format(" sharing {} of keys", number("kv_heads"));
+  const auto values = layer.contains("v_head_dim")
+                          ? fmt::format(", values of {}", number("v_head_dim"))
+                          : std::string();
   std::string rotary;
   if (!layer["rotary"].is_null()) {
     rotary = layer["rotary"].get<std::string>();
@@ -163,6 +168,9 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
     rotary = "none, though models of the llama layout rotate queries and keys: see --rotary";
   }
   if (!rotary.empty()) rotary = fmt::format("  {:<9}{}\n", "rotary", rotary);
+  if (layer.contains("chunk")) {
+    rotary += fmt::format("  {:<9}{} tokens attend to each other\n", "chunks", number("chunk"));
+  }
   for (const auto& [member, shown] :
        {std::pair{"scale", "scale"}, std::pair{"softcap", "softcap"},
         std::pair{"qk_norm_eps", "norm eps"}}) {
@@ -177,8 +185,8 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
   }
   return fmt::format("{}{}{}\n  {:<9}d_model {}, {} heads of size {}{}, {}\n{}",
                      layer["file"].get<std::string>(), prefix.empty() ? "" : ": ", prefix,
-                     "layer", number("d_model"), number("heads"), number("head_dim"), groups,
-                     layer["dtype"].get<std::string>(), rotary);
+                     "layer", number("d_model"), number("heads"), number("head_dim"), values,
+                     groups, layer["dtype"].get<std::string>(), rotary);
 }
 
 }  // namespace mha::cli
