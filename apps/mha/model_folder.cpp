@@ -45,6 +45,7 @@ nlohmann::ordered_json layer_of(const std::string& folder, const nlohmann::json&
     json["kind"] = options.kind;
     json["layout"] = options.layout.name();
     json["mask"] = stream_text(options.mask);
+    if (options.chunk) json["chunk"] = *options.chunk;
     json["position_bias"] = options.position_bias.has_value();
     // On no device: what it would be, without its weights.
     const MultiHeadAttention module(
@@ -100,10 +101,14 @@ std::string folder_text(const nlohmann::ordered_json& information) {
       last = problem;
       continue;
     }
-    const std::string what = fmt::format(
-        "{}, {} layout, mask {}{}\n    {}", text(layer["kind"]), text(layer["layout"]),
-        text(layer["mask"]), layer["position_bias"].get<bool>() ? " & a learned bias" : "",
-        text(layer["attention"]));
+    const auto chunks = layer.contains("chunk")
+                            ? fmt::format(" & chunks of {}", layer["chunk"].get<int64_t>())
+                            : std::string();
+    const std::string what =
+        fmt::format("{}, {} layout, mask {}{}{}\n    {}", text(layer["kind"]),
+                    text(layer["layout"]), text(layer["mask"]), chunks,
+                    layer["position_bias"].get<bool>() ? " & a learned bias" : "",
+                    text(layer["attention"]));
     lines += number + (what == last ? "the same" : what) + "\n";
     last = what;
   }

@@ -34,7 +34,7 @@ struct CallOptions {
   /// cache of different lengths what lies behind a sample's end is blocked, as by
   /// `Mask::lengths`, and each sample's last query stands at its own last key.
   TORCH_ARG(std::optional<KVCache>, memory);
-  /// Rotary positions of the queries, (L) or (N, L) integers, batch first; in self-attention of
+  /// Positions of the queries, for `rotary` and `temperature_tuning`, (L) or (N, L) integers, batch first; in self-attention of
   /// the keys too. Default: 0, 1, ..., with a cache from its `next_positions()` on; where keys
   /// are other tokens and their number differs, these stand from 0 on and the last query where
   /// the last key does, as in `Mask::causal()`; with a memory the last query of each sample

@@ -44,7 +44,7 @@ struct ModelLayer {
   RelativePositionBias position_bias{nullptr};
 
   /// What the layer wants of a call with so many queries and keys (with a cache, all that it
-  /// then holds), beside what a call has of its own, such as `Mask::keep_keys`:
+  /// then holds from the first token on, the same number for each sample), beside what a call has of its own, such as `Mask::keep_keys`:
   ///
   ///     layer.attention->forward(x, x, x, layer.mask(L, L) & mha::Mask::keep_keys(real));
   Mask mask(int64_t queries, int64_t keys) const;

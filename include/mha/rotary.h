@@ -68,7 +68,8 @@ struct Llama3Scaling {
 /// The frequency of each of the R / 2 pairs is divided by a number of its own, one above 0 of
 /// `long_factor` in calls with a position from `original_max_position` on, and of
 /// `short_factor` in others. (So keys in a cache keep what they were rotated by: begin a cache
-/// anew, as transformers does, where a sequence grows beyond that.)
+/// anew, as transformers does, where a sequence grows beyond that.) A call is all its samples
+/// and, beside a memory, this too: one of them that is long changes the others' factors.
 /// Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024,
 /// in the form of Phi-3.
 struct LongRopeScaling {

@@ -40,6 +40,10 @@ TorchForm banded(const ResolvedMask& mask) {
   return form;
 }
 
+// With fewer queries at a time keys and values are read too often: their block is one of all
+// samples and heads.
+constexpr int64_t fewest_queries = 64;
+
 // How many queries a tensor of the mask may be formed for; 0: all.
 int64_t block_queries(const ResolvedMask& mask, at::ScalarType dtype, at::Device device) {
   const auto sizes = pair_sizes(mask);
@@ -70,6 +74,10 @@ TorchForm wanted_form(const ResolvedMask& mask, at::ScalarType dtype, at::Device
   form.pairs = mask.allows_everything() && !adds ? Pairs::all : Pairs::masked;
   form.keys = mask.keys + mask.extra_keys;
   form.block_queries = block_queries(mask, dtype, device);
+  if (form.block_queries > 0 && form.block_queries < fewest_queries) {
+    return refused(
+        "LibTorch's wants a tensor of the mask that is too large even for few queries");
+  }
   return form;
 }
 

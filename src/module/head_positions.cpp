@@ -104,7 +104,7 @@ at::Tensor longest_position(const MultiHeadAttentionOptions& options,
     return {};
   }
   at::Tensor longest;
-  for (const auto& tensor : {positions.query, positions.key}) {
+  for (const auto& tensor : {positions.query, positions.key, positions.rotated}) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
     const auto largest = tensor.max();
     longest = longest.defined() ? at::maximum(longest, largest.to(longest.device())) : largest;
@@ -129,7 +129,7 @@ HeadPositions head_positions(const MultiHeadAttentionOptions& options, const Cal
   const auto device = tokens.query.device();
   check_positions("MultiHeadAttention: positions", positions, n, tokens.query.size(1), device);
   if (kind == KeyTokens::queries) return {positions, positions};
-  if (kind == KeyTokens::projected) return {positions, {}};
+  if (kind == KeyTokens::projected) return {positions, {}, range(-1, 0, first)};
   check_positions("MultiHeadAttention: key_positions", key_positions, n, tokens.key.size(1),
                   device);
   return {positions, key_positions};

@@ -63,12 +63,12 @@ at::Tensor blocks(const at::Tensor& tensor, int64_t dim, int64_t count,
 
 void MultiHeadAttentionImpl::prune_heads(const std::vector<int64_t>& heads) {
   detail::check_module(*this);
-  TORCH_CHECK(options.qk_norm() == QKNorm::none || options.qk_norm_scope() == QKNormScope::head,
-              "prune_heads: qk_norm_scope: expected head, since a norm over all heads has each "
-              "depend on the others, found all_heads");
   const int64_t h = options.num_heads(), kv_heads = num_kv_heads(), d = head_dim();
   const KeptHeads kept = kept_heads(heads, h, kv_heads);
   if (heads.empty()) return;
+  TORCH_CHECK(options.qk_norm() == QKNorm::none || options.qk_norm_scope() == QKNormScope::head,
+              "prune_heads: qk_norm_scope: expected head, since a norm over all heads has each "
+              "depend on the others, found all_heads");
 
   // All is computed before the first parameter changes.
   std::vector<std::pair<at::Tensor, at::Tensor>> shrunk;

@@ -7,6 +7,7 @@ namespace mha::detail {
 /// Rotary positions, (T) or (N, T) each; undefined in a module without them.
 struct HeadPositions {
   at::Tensor query, key;
+  at::Tensor rotated = {};  ///< the last ones of keys that are rotated already, of a memory
 };
 
 /// What a call projects, (N, T, width) each. Undefined: nothing, as the key and value of a call

@@ -101,6 +101,12 @@ class RopeNumbers {
 
   int64_t original_max_position() const {
     const char* name = "original_max_position_embeddings";
+    // Beside the table, as Phi-3 has it, it goes before that in the table, but for one of many.
+    const auto beside = values_.config().find(name);
+    if (name_.find('.') == std::string::npos && beside != values_.config().end() &&
+        !beside->is_null()) {
+      return values_.count_of(*beside, name);
+    }
     if (const auto found = parameters_.find(name);
         found != parameters_.end() && !found->is_null()) {
       return values_.count_of(*found, where(name));
@@ -147,8 +153,9 @@ class RopeNumbers {
       const bool is_factor =
           (key == "short_factor" || key == "long_factor") && is_longrope(type());
       const bool is_alpha = key == "alpha" && has_alpha();
-      const bool is_beta =
-          key == "llama_4_scaling_beta" && !values_.value("temperature_tuning").is_null();
+      const auto tuning = values_.value("temperature_tuning");
+      const bool is_beta = key == "llama_4_scaling_beta" && !tuning.is_null() &&
+                           tuning.at("scale").get<std::string>().find(key) != std::string::npos;
       TORCH_CHECK(known.count(key) != 0 || is_factor || is_alpha || is_beta || value.is_null(),
                   values_.path(), ": ", name_, ": expected numbers that are known, found ",
                   excerpt(key));
@@ -186,9 +193,19 @@ RotaryScaling longrope_in(const RopeNumbers& rope) {
       .attention_factor(rope.number("attention_factor"));
 }
 
+// Which part of a head turns.
+double fraction_in(const RopeNumbers& rope, const ConfigValues& values) {
+  const double fraction = rope.number("partial_rotary_factor")
+                              .value_or(values.number("rotary_fraction").value_or(1));
+  TORCH_CHECK(fraction > 0 && fraction <= 1, values.path(), ": ",
+              rope.where("partial_rotary_factor"),
+              ": expected a number above 0 and at most 1, found ", fraction);
+  return fraction;
+}
+
 // Those of all pairs of a head, of which only the first part of them turns.
-std::vector<double> proportional_in(const RopeNumbers& rope, double base, int64_t head_dim) {
-  const double part = rope.number("partial_rotary_factor").value_or(1);
+std::vector<double> proportional_in(const RopeNumbers& rope, double part, double base,
+                                    int64_t head_dim) {
   const auto turning = static_cast<int64_t>(std::floor(part * double(head_dim) / 2));
   const double factor = rope.number("factor") ? rope.positive("factor") : 1;
   std::vector<double> frequencies;
@@ -236,17 +253,12 @@ std::optional<RotaryOptions> rotary_in_config(const ConfigValues& values,
               ": expected a number, found none");
   options.base(*base);
   if (rope.type() == "proportional") {
-    options.frequencies(proportional_in(rope, *base, head_dim));
+    options.frequencies(proportional_in(rope, fraction_in(rope, values), *base, head_dim));
     return options;
   }
   auto dim = values.count("rotary_dim");
   if (!dim) {
-    const double fraction = rope.number("partial_rotary_factor")
-                                .value_or(values.number("rotary_fraction").value_or(1));
-    TORCH_CHECK(fraction > 0 && fraction <= 1, values.path(), ": ",
-                rope.where("partial_rotary_factor"),
-                ": expected a number above 0 and at most 1, found ", fraction);
-    dim = static_cast<int64_t>(double(head_dim) * fraction);
+    dim = static_cast<int64_t>(double(head_dim) * fraction_in(rope, values));
   }
   TORCH_CHECK(*dim > 0 && *dim <= head_dim && *dim % 2 == 0, values.path(),
               ": rotary positions: expected an even number of a head's ", head_dim,

@@ -14,6 +14,9 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
+// Of a norm with a tensor for each, whose names take memory.
+constexpr int64_t kMaxHeads = 4096;
+
 bool is_matrix(const Shape* shape) {
   return shape != nullptr && shape->size() == 2 && (*shape)[0] > 0 && (*shape)[1] > 0;
 }
@@ -85,9 +88,9 @@ std::vector<FileTensor> layout_tensors(const std::string& path, const Layout& la
   TORCH_CHECK(spec.free_head_dim || query[0] == query[1], path, ": the ", layout,
               " layout needs num_heads * head_dim = d_model, found ", query[0], " and ",
               query[1]);
-  TORCH_CHECK(spec.free_head_dim || output[1] == query[0], path, ": the ", layout,
-              " layout needs v_head_dim = head_dim, found heads of widths ", query[0], " and ",
-              output[1]);
+  TORCH_CHECK((spec.free_head_dim && !is_packed(rows)) || output[1] == query[0], path, ": the ",
+              layout, " layout needs v_head_dim = head_dim, found heads of widths ", query[0],
+              " and ", output[1]);
   TORCH_CHECK(spec.grouped_heads || query[0] == key[0], path, ": the ", layout,
               " layout needs num_kv_heads = num_heads, found projections of width ", query[0],
               " and ", key[0]);
@@ -256,6 +259,9 @@ ParameterShapes parameter_shapes_in(const TensorSource& file, const Layout& layo
     const int64_t q = size("q_norm"), k = size("k_norm");
     if (of_each) {
       const int64_t d = shape(there).empty() ? 0 : shape(there).back();
+      TORCH_CHECK(d <= 0 || width / d <= kMaxHeads, file.path(), ": norms of ",
+                  excerpt(tensor_with(rows, there)->name), ": expected at most ", kMaxHeads,
+                  " heads, found ", width / d);
       shapes["q_norm"] = {d > 0 ? width / d : 0, d};
       shapes["k_norm"] = {d > 0 ? kv_width / d : 0, d};
     } else if (q == width && k == kv_width && num_heads.value_or(0) != 1) {

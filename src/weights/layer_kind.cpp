@@ -100,7 +100,11 @@ LayerKind layer_kind(const ConfigValues& values, int64_t layer) {
   }
   if (kind.name == "global") kind.name = kFull;
   if (kind.name == "local") kind.name = kSliding;
-  if (kind.name == kChunked) kind.chunk = values.count("chunk");
+  if (kind.name == kChunked) {
+    kind.chunk = values.count("chunk");
+    TORCH_CHECK(kind.chunk, values.path(), ": layer ", layer,
+                ": expected attention_chunk_size beside chunked_attention, found none");
+  }
   TORCH_CHECK(kind.name == kFull || kind.name == kSliding || kind.chunk, values.path(),
               ": layer ", layer, ": expected full_attention or sliding_attention, found ",
               excerpt(kind.name));

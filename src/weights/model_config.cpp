@@ -173,7 +173,6 @@ std::optional<TemperatureTuning> temperature_tuning_in(const ConfigValues& value
   const auto given = values.value("temperature_tuning");
   if (given.is_null()) return std::nullopt;
   const auto scale = values.evaluated(given.at("scale"));
-  if (scale.is_null()) return std::nullopt;
   const auto name = [](const nlohmann::json& expression) {
     const auto text = expression.get<std::string>();
     return text.substr(1, text.find('|') - 1);

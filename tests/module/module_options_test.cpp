@@ -185,6 +185,13 @@ TEST(ModuleOptionsTest, LongropeGoesByTheLongestPositionOfTheCall) {
   expect(x, y, with(at::arange(5), at::arange(12)));      // short
   expect(x, y, with(at::arange(5), at::arange(12) + 1));  // long by the keys
   expect(x, y, with(at::arange(5) + 20, at::arange(12)));
+  // A memory of 13 tokens was rotated by the long factors.
+  const auto z = random.normal({2, 13, 48});
+  const torch::NoGradGuard no_grad;
+  const auto memory = CallOptions().memory(module->project_keys(z)).positions(at::arange(5));
+  EXPECT_TRUE(is_close(module->attend(x, memory).output,
+                       module->attend(x, z, z, with(at::arange(5), at::arange(13))).output,
+                       5e-6));
   const auto alone = [&](const CallOptions& call) { return module->attend(x, call).output; };
   EXPECT_FALSE(is_close(alone(CallOptions().positions(at::arange(5) + 7)),
                         alone(CallOptions().positions(at::arange(5) + 8)), 1e-3));

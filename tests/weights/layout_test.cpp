@@ -194,6 +194,8 @@ TEST(LayoutTest, ALayoutRefusesAModuleThatItCannotExpress) {
     EXPECT_EQ(error(MultiHeadAttentionOptions(plain).head_dim(5), layout),
               start + "needs num_heads * head_dim = d_model, found 30 and 12");
   }
+  EXPECT_EQ(error(MultiHeadAttentionOptions(plain).v_head_dim(5), Layout::named("phi3")),
+            "the phi3 layout needs v_head_dim = head_dim, found heads of widths 12 and 30");
   for (const Layout& layout : {Layout::gpt2, Layout::vit, Layout::llama}) {
     EXPECT_EQ(error(MultiHeadAttentionOptions(plain).add_bias_kv(true), layout),
               (std::ostringstream() << "the " << layout

@@ -256,6 +256,40 @@ TEST(ModelConfigTest, LongropeIsReadInBothForms) {
             "rope_scaling: expected numbers that are known, found 'long_factor'");
 }
 
+TEST(ModelConfigTest, TheOriginalLengthBesideTheTableGoesBeforeThatInIt) {
+  const auto config = [&](const std::string& beside) {
+    return R"({"model_type": "llama", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, )" + beside +
+           kSizes + R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8,
+             "low_freq_factor": 1, "high_freq_factor": 4,
+             "original_max_position_embeddings": 64}})";
+  };
+  const auto length = [](const ModelLayerOptions& options) {
+    return std::get<Llama3Scaling>(options.attention.rotary()->scaling())
+        .original_max_position();
+  };
+  EXPECT_EQ(length(options_of(config(""))), 64);
+  EXPECT_EQ(length(options_of(config(R"("original_max_position_embeddings": 32, )"))), 32);
+}
+
+TEST(ModelConfigTest, AProportionalRotationTurnsThePartThatTheModelSays) {
+  const auto config = [&](const std::string& beside) {
+    return R"({"model_type": "llama", "rms_norm_eps": 1e-6, )" + beside + kSizes +
+           R"(, "rope_parameters": {"rope_type": "proportional", "rope_theta": 10000.0}})";
+  };
+  const auto turning = [](const ModelLayerOptions& options) {
+    const auto& all = options.attention.rotary()->frequencies();
+    return all.size() - size_t(std::count(all.begin(), all.end(), 0.0));
+  };
+  const size_t pairs = turning(options_of(config("")));
+  EXPECT_GT(pairs, 1U);
+  EXPECT_EQ(turning(options_of(config(R"("partial_rotary_factor": 0.5, )"))), pairs / 2);
+  for (const char* wrong : {"-0.5", "2", "1e300"}) {
+    EXPECT_NE(error_in(config(std::string(R"("partial_rotary_factor": )") + wrong + ", "))
+                  .find("expected a number above 0 and at most 1"),
+              std::string::npos);
+  }
+}
+
 TEST(ModelConfigTest, NumbersOfOneArchitectureAreUnknownToOthers) {
   const auto with = [&](const std::string& type, const std::string& rope) {
     return R"({"model_type": ")" + type + R"(", "rms_norm_eps": 1e-6, )" + kSizes +
@@ -274,6 +308,11 @@ TEST(ModelConfigTest, NumbersOfOneArchitectureAreUnknownToOthers) {
   EXPECT_EQ(ministral.attention.temperature_tuning()->floor_scale(), 16);
   EXPECT_EQ(error_in(with("mistral", beta)),
             "rope_parameters: expected numbers that are known, found 'llama_4_scaling_beta'");
+  const std::string older =
+      R"({"model_type": "ministral3", )" + kSizes + R"(, "rope_scaling": {)" + beta + "}}";
+  EXPECT_EQ(options_of(older).attention.temperature_tuning()->scale(), 0.25);
+  EXPECT_EQ(error_in(R"({"model_type": "ministral3", )" + kSizes + "}"),
+            "rope_parameters.llama_4_scaling_beta: expected a number, found 'null'");
 }
 
 TEST(ModelConfigTest, KindsOfLayersDifferInMoreThanTheirMask) {
@@ -290,6 +329,10 @@ TEST(ModelConfigTest, KindsOfLayersDifferInMoreThanTheirMask) {
   EXPECT_FALSE(full.attention.rotary().has_value());
   EXPECT_EQ(full.attention.qk_norm(), QKNorm::none);
   EXPECT_EQ(full.attention.temperature_tuning()->floor_scale(), 8192);
+  EXPECT_EQ(error_in(R"({"model_type": "llama4_text", "rms_norm_eps": 1e-5,
+    "layer_types": ["chunked_attention"], "attention_chunk_size": null, )" +
+                     kSizes + "}"),
+            "layer 0: expected attention_chunk_size beside chunked_attention, found none");
   // A query at position 4 of chunks of 3 sees 3 and 4.
   ModelLayer layer{chunked};
   layer.options.chunk = 3;
