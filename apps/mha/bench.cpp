@@ -198,7 +198,7 @@ std::string result_line(const ordered_json& result, size_t name_width) {
       or_dash("{:.2f}x", "ratio_to_builtin"), or_dash("{:.2f}x", "ratio_to_sdpa"));
 }
 
-std::string text(const ordered_json& report) {
+std::string bench_text(const ordered_json& report) {
   size_t name_width = std::string(kNameTitle).size();
   for (const ordered_json& result : report["results"]) {
     name_width = std::max(name_width, result["case"].get<std::string>().size());
@@ -257,7 +257,7 @@ ExitCode run_bench(const BenchArguments& arguments) {
     results.push_back(result_json(what, bench::measure(what, kSecondsPerCase, device)));
   }
   show_progress("");
-  print_report(report, arguments.json, text);
+  print_report(report, arguments.json, bench_text);
   return kSuccess;
 }
 

@@ -91,7 +91,7 @@ std::string explanation_text(const nlohmann::ordered_json& explanation) {
   return lines;
 }
 
-std::string text(const nlohmann::ordered_json& info) {
+std::string info_text(const nlohmann::ordered_json& info) {
   const auto value = [](const nlohmann::ordered_json& json) { return json.get<std::string>(); };
   std::string lines;
   const auto line = [&lines](const char* name, const std::string& content) {
@@ -150,7 +150,7 @@ Command info_command(CLI::App& program) {
             } else if (!file->empty()) {
               print_report(file_information(*file, reading->where()), *json, file_text);
             } else {
-              print_report(information(), *json, text);
+              print_report(information(), *json, info_text);
             }
             return kSuccess;
           }};

@@ -97,7 +97,7 @@ void check_arguments(const MapArguments& arguments) {
   check_output(arguments.output, read);
 }
 
-std::string text(const nlohmann::ordered_json& report) {
+std::string map_text(const nlohmann::ordered_json& report) {
   const auto maps = report["maps"].get<int64_t>();
   return fmt::format("{}: {} map{} of {} queries x {} keys\n",
                      report["output_file"].get<std::string>(), maps, maps == 1 ? "" : "s",
@@ -125,7 +125,7 @@ ExitCode run_map(const MapArguments& arguments) {
                 {"maps", sizes.maps},
                 {"queries", sizes.queries},
                 {"keys", sizes.keys}},
-               arguments.json, text);
+               arguments.json, map_text);
   return kSuccess;
 }
 

@@ -94,8 +94,8 @@ TEST(ModuleDtypeTest, GradientsOfHalfModulesAreThoseOfDoubleButForRoundings) {
 }
 
 TEST(ModuleDtypeTest, AParameterOfAnotherDtypeOrDeviceIsRefusedByItsName) {
-  using Change = std::function<void(MultiHeadAttentionImpl&)>;
-  const std::vector<std::pair<std::vector<std::string>, Change>> changes{
+  using ModuleChange = std::function<void(MultiHeadAttentionImpl&)>;
+  const std::vector<std::pair<std::vector<std::string>, ModuleChange>> changes{
       {{"W_k.weight", "Float", "Double"}, [](auto& m) { m.W_k->to(at::kDouble); }},
       {{"W_v.weight", "Float", "Half"}, [](auto& m) { m.W_v->to(at::kHalf); }},
       {{"W_o.weight", "Float", "Double"}, [](auto& m) { m.W_o->to(at::kDouble); }},
@@ -172,16 +172,10 @@ TEST(ModuleDtypeTest, AModuleOnMetaHasItsShapesAndIsRefusedWhereNumbersAreWanted
     EXPECT_EQ(parameter->sizes(), shapes[parameter.key()].sizes()) << parameter.key();
   }
   const auto meta = at::TensorOptions(at::kMeta);
-  EXPECT_TRUE(refuses(
-      [&] {
-        module->forward(at::empty({2, 3, 15}, meta));
-      },
-      {"query", "16", "15"}));
-  EXPECT_TRUE(refuses(
-      [&] {
-        module->forward(at::empty({2, 3, 16}));
-      },
-      {"query", "meta", "cpu"}));
+  EXPECT_TRUE(
+      refuses([&] { module->forward(at::empty({2, 3, 15}, meta)); }, {"query", "16", "15"}));
+  EXPECT_TRUE(
+      refuses([&] { module->forward(at::empty({2, 3, 16})); }, {"query", "meta", "cpu"}));
   const auto x = at::empty({2, 3, 16}, meta);
   EXPECT_EQ(module->forward(x, x, x, Mask::causal()).output.sizes(), x.sizes());
   EXPECT_TRUE(refuses([&] { module->clone(at::Device(at::kCPU)); }, {"clone", "meta", "cpu"}));
@@ -207,11 +201,8 @@ TEST(ModuleDtypeTest, AModuleOnMetaIsRefusedByFilesAndConversions) {
 TEST(ModuleDtypeTest, AnOutputProjectionOnMetaIsRefused) {
   MultiHeadAttention module(16, 2), other(MultiHeadAttentionOptions(16, 2).device(at::kMeta));
   module->W_o = torch::nn::Linear(module->replace_module("W_o", other->W_o));
-  EXPECT_TRUE(refuses(
-      [&] {
-        module->forward(at::randn({2, 3, 16}));
-      },
-      {"W_o.weight", "cpu", "meta"}));
+  EXPECT_TRUE(
+      refuses([&] { module->forward(at::randn({2, 3, 16})); }, {"W_o.weight", "cpu", "meta"}));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "support/support.h"
 #include "wrong_calls/wrong_calls.h"
 
 namespace mha::test {
