@@ -78,13 +78,12 @@ TEST_F(TorchFormTest, WhatMeansAnotherThingThereIsRefused) {
   const auto row_bias = torch::zeros({3000, 1}).expand({3000, 3000});
   EXPECT_EQ(long_form(Mask::add(row_bias)).block_queries, fitting);
   EXPECT_EQ(long_form(Mask::lengths(torch::tensor({9}))).block_queries, 0);
-  const auto many = torch::empty({1}).expand({8, 32, 4096, 1});
-  EXPECT_TRUE(refuses(
-      torch_form(many, many, many,
-                 resolve(Mask::keep(torch::ones({1}, torch::kBool).expand({8, 32, 4096, 4096})),
-                         {{}, 8, 32, 4096, 4096}, at::kCPU),
-                 call_for(1)),
-      "even for few queries"));
+  // A number for every key of 8 samples and 32 heads is 1 MiB.
+  const auto many = torch::empty({1}).expand({8, 32, 1024, 1});
+  const auto keep = Mask::keep(torch::ones({8, 32, 64, 1024}, torch::kBool));
+  EXPECT_TRUE(refuses(torch_form(many.narrow(2, 0, 64), many, many,
+                                 resolve(keep, {{}, 8, 32, 64, 1024}, at::kCPU), call_for(1)),
+                      "even for few queries"));
   EXPECT_EQ(long_form(Mask::causal()).block_queries, 0);
 }
 

@@ -23,7 +23,6 @@ using test::draw_call_inputs;
 using test::is_close;
 using test::is_same_result;
 using test::leaf;
-using test::nan;
 using test::picture;
 using test::Random;
 using test::refuses;
@@ -285,7 +284,7 @@ TEST(PositionMaskTest, SlopesWithAndWithoutAGradientGiveEqualBits) {
   const test::Sizes sizes{2, 3, 40, 70};
   const auto [q, k, v] = draw_call_inputs(24, sizes, at::kFloat);
   for (const auto& slopes : {alibi_slopes(3), torch::tensor({0.1F, -0.3F, 3e38F}),
-                             torch::tensor({1.0F, nan, 0.5F})}) {
+                             torch::tensor({1.0F, NAN, 0.5F})}) {
     for (const int64_t far : {int64_t{30}, (int64_t{1} << 24) + 1}) {
       const auto attend = [&, q = q, k = k, v = v](const at::Tensor& given) {
         const auto mask =

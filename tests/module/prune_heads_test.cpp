@@ -136,7 +136,7 @@ TEST(PruneHeadsTest, WhatWouldLeaveNoWholeGroupsIsRefusedAndChangesNothing) {
   EXPECT_TRUE(refuses(pruning({2, 2}), {"heads", "2", "twice"}));
   MultiHeadAttention together(
       base().qk_norm(QKNorm::rms).qk_norm_scope(QKNormScope::all_heads));
-  EXPECT_TRUE(refuses([&] { together->prune_heads({1}); }, {"qk_norm_scope", "all_heads"}));
+  EXPECT_TRUE(refuses([&] { together->prune_heads({0, 1, 2}); }, {"qk_norm_scope", "all_heads"}));
   together->prune_heads({});
   EXPECT_TRUE(refuses(pruning({0, 1, 2, 3, 4, 5}), {"heads", "5", "6"}));
   EXPECT_TRUE(refuses(pruning({0}), {"heads", "2", "3"}));
