@@ -177,9 +177,9 @@ std::optional<TemperatureTuning> temperature_tuning_in(const ConfigValues& value
     const auto text = expression.get<std::string>();
     return text.substr(1, text.find('|') - 1);
   };
-  return TemperatureTuning(values.number_of(scale, name(given.at("scale"))),
-                           values.count_of(values.evaluated(given.at("floor_scale")),
-                                           name(given.at("floor_scale"))))
+  const double factor = values.number_of(scale, name(given.at("scale")));
+  return TemperatureTuning(factor, values.count_of(values.evaluated(given.at("floor_scale")),
+                                                   name(given.at("floor_scale"))))
       .offset(given.value("offset", 0));
 }
 
