@@ -115,7 +115,7 @@ ordered_json machine_json(at::Device device) {
       {"bfloat16_tiles_peak_gflops", in_billions(bfloat16.tiles)},
       {"read_bandwidth_gb_s", rounded(bench::read_bandwidth(threads) / 1e9)},
       {"two_thread_scaling", rounded(scaling)},
-      {"two_threads_scale", scaling >= 1.8},
+      {"two_threads_scale", rounded(scaling).get<double>() >= 1.8},
       {"load_average", rounded(load)},
   };
 }

@@ -183,7 +183,7 @@ std::string layer_text(const nlohmann::ordered_json& layer) {
                          layer["kind"].get<std::string>()) +
              rotary;
   }
-  return fmt::format("{}{}{}\n  {:<9}d_model {}, {} heads of size {}{}, {}\n{}",
+  return fmt::format("{}{}{}\n  {:<9}d_model {}, {} heads of size {}{}{}, {}\n{}",
                      layer["file"].get<std::string>(), prefix.empty() ? "" : ": ", prefix,
                      "layer", number("d_model"), number("heads"), number("head_dim"), values,
                      groups, layer["dtype"].get<std::string>(), rotary);
