@@ -312,7 +312,7 @@ TEST(ModelConfigTest, NumbersOfOneArchitectureAreUnknownToOthers) {
       R"({"model_type": "ministral3", )" + kSizes + R"(, "rope_scaling": {)" + beta + "}}";
   EXPECT_EQ(options_of(older).attention.temperature_tuning()->scale(), 0.25);
   EXPECT_EQ(error_in(R"({"model_type": "ministral3", )" + kSizes + "}"),
-            "rope_parameters.llama_4_scaling_beta: expected a number, found 'null'");
+            "rope_parameters.llama_4_scaling_beta: expected a finite number, found 'null'");
 }
 
 TEST(ModelConfigTest, KindsOfLayersDifferInMoreThanTheirMask) {
